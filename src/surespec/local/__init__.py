@@ -1,0 +1,1 @@
+"""The embedded engine: ONNX Runtime for the dense arithmetic, NumPy around it, no torch."""
