@@ -1,0 +1,45 @@
+# surespec: everything below does its own set-up. `make demo` and `make test` are the two to know.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+VENV ?= .venv
+DEMO_OUT ?= demo
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-model lint clean help
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.base  ## tune a small real model on this machine: verdict, report, command
+	@$(BIN)/surespec fetch smollm2-135m > /dev/null
+	@$(BIN)/surespec tune --model smollm2-135m --out $(DEMO_OUT) $(if $(wildcard $(DEMO_OUT)/manifest.json),--resume); \
+	code=$$?; echo "exit code $$code (0 keep, 10 disable, 11 marginal or inconclusive: each is a result)"; \
+	case $$code in 0|10|11) exit 0;; *) exit $$code;; esac
+
+test: $(VENV)/.dev  ## the tests (toy models, minutes)
+	$(BIN)/python -m pytest
+
+test-model: $(VENV)/.dev  ## the tests that need the small real model
+	@$(BIN)/surespec fetch smollm2-135m > /dev/null
+	$(BIN)/python -m pytest -m model --timeout 900
+
+lint: $(VENV)/.dev  ## ruff and mypy --strict
+	$(BIN)/ruff check src tests tools benchmarks
+	$(BIN)/ruff format --check src tests tools benchmarks
+	$(BIN)/mypy
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "surespec needs Python 3.11 or newer (found: $$($(PYTHON) -V)); set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@

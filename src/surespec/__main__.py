@@ -1,0 +1,5 @@
+"""``python -m surespec``."""
+
+from surespec.cli import main
+
+main()

@@ -1,0 +1,356 @@
+"""The command line: flags -> calls -> exit code, nothing else.
+
+Results go to stdout, progress and messages to stderr. Everything heavy is imported inside the commands, so that
+``surespec --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from surespec import __version__
+from surespec.errors import SurespecError, UsageError
+
+if TYPE_CHECKING:
+    from surespec.core import BenchResult, Judgement
+
+app = typer.Typer(
+    name="surespec",
+    help="Makes speculative decoding pay, and proves it. The main job is `surespec tune`.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+PolicyFlag = Annotated[str, typer.Option(help="When to keep: jetson, any-gain, latency or throughput.")]
+PrecisionFlag = Annotated[str, typer.Option(help="fp32 (exact), int8 or int4.")]
+PromptsFlag = Annotated[str, typer.Option(help="A built-in prompt set, or a JSONL file of yours.")]
+ConcurrencyFlag = Annotated[str, typer.Option(help="Requests in flight, comma-separated: 1,8.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"surespec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Holds the options of surespec itself."""
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2-135m")],
+    format_: Annotated[str, typer.Option("--format", help="gguf, or hf for a Hugging Face folder.")] = "gguf",
+    as_json: JsonFlag = False,
+) -> None:
+    """Get the small default model and print its path."""
+    from surespec.console import transfer_progress
+    from surespec.fetch import fetch as fetch_model
+
+    with transfer_progress() as progress:
+        path = fetch_model(name, _one_of("--format", format_, ("gguf", "hf")), progress)
+    _print_json({"schema": "surespec/fetch/1", "name": name, "path": str(path)}) if as_json else typer.echo(path)
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="smollm2-135m, a .gguf file, or a model folder.")] = "smollm2-135m",
+    precision: PrecisionFlag = "fp32",
+    speculative_config: Annotated[
+        str | None, typer.Option(help='vLLM\'s JSON, e.g. \'{"method":"ngram","num_speculative_tokens":4}\'.')
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; other than loopback, set --api-key too.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest prompt + answer, in tokens.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=256, help="Sequences decoded together.")] = 16,
+    kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV budget in tokens.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: the physical cores.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="The name clients use.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SURESPEC_API_KEY", show_envvar=True, help="Asked of clients.")
+    ] = None,
+) -> None:
+    """Serve a model on the embedded engine, OpenAI-compatible."""
+    from surespec.console import transfer_progress
+    from surespec.fetch import resolve_model
+    from surespec.local.server import ServeOptions
+    from surespec.local.server import serve as run_server
+
+    with transfer_progress() as progress:
+        resolve_model(model, progress)
+    run_server(
+        ServeOptions(
+            model=model,
+            served_model_name=served_model_name,
+            precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),
+            speculative_config=speculative_config,
+            host=host,
+            port=port,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens,
+            threads=threads,
+            api_key=api_key,
+        )
+    )
+
+
+@app.command()
+def bench(
+    endpoint: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the one the server lists.")] = None,
+    concurrency: ConcurrencyFlag = "1,8",
+    prompts: PromptsFlag = "mixed",
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Measured requests a concurrency; 36 if absent.")
+    ] = None,
+    input_len: Annotated[int | None, typer.Option(min=1, help="Pad prompts to about this many tokens.")] = None,
+    output_len: Annotated[int, typer.Option(min=1, help="Most tokens a request.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sent with each request.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always produce --output-len tokens.")] = False,
+    warmup: Annotated[bool, typer.Option(help="Send some requests first that do not count.")] = True,
+    api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a request may take.")] = 600.0,
+    format_: Annotated[str, typer.Option("--format", help="surespec, or jetson for the sibling skill's.")] = "surespec",
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure one running server: speed, latency and acceptance, per workload category."""
+    from surespec.bench.interop import to_jetson
+    from surespec.bench.runner import BenchOptions
+    from surespec.bench.runner import bench as run_bench
+    from surespec.console import bench_progress
+
+    kind = _one_of("--format", format_, ("surespec", "jetson"))
+    options = BenchOptions(
+        endpoint=endpoint,
+        model=model,
+        concurrency=_numbers("--concurrency", concurrency),
+        prompts=prompts,
+        num_prompts=num_prompts,
+        input_len=input_len,
+        output_len=output_len,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        warmup=warmup,
+        api=_one_of("--api", api, ("chat", "completions")),
+        timeout_s=timeout,
+    )
+    with bench_progress() as progress:
+        result = run_bench(options, progress)
+    if kind == "jetson":
+        _print_json(to_jetson(result))
+    elif as_json:
+        _print_json(result.document())
+    else:
+        _print_bench(result)
+    _warn(result.warnings)
+
+
+@app.command()
+def judge(
+    base: Annotated[Path, typer.Argument(help="Result file without speculation.")],
+    cand: Annotated[Path, typer.Argument(help="Result file with speculation.")],
+    policy: PolicyFlag = "jetson",
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare two result files (surespec, jetson-llm-benchmark, vllm bench serve, AIPerf, GuideLLM)."""
+    from surespec.bench.interop import load_result
+    from surespec.judge import judge_results
+    from surespec.rules import policy as find_policy
+
+    judgement = judge_results(load_result(base), load_result(cand), find_policy(policy))
+    _finish(judgement, "judge", as_json)
+
+
+@app.command()
+def tune(
+    model: Annotated[str, typer.Option(help="smollm2-135m, a .gguf file, or a model folder.")] = "smollm2-135m",
+    engine: Annotated[str, typer.Option(help="local: the embedded engine.")] = "local",
+    precision: PrecisionFlag = "fp32",
+    concurrency: ConcurrencyFlag = "1,8",
+    policy: PolicyFlag = "jetson",
+    prompts: PromptsFlag = "mixed",
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Measured requests a run; chosen if absent.")] = None,
+    output_len: Annotated[int | None, typer.Option(min=2, help="Most tokens a request; chosen if absent.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    draft_model: Annotated[str | None, typer.Option(help="A small model of the same family to try as drafter.")] = None,
+    eagle3_head: Annotated[str | None, typer.Option(help="An EAGLE-3 head to try; known for smollm2-135m.")] = None,
+    budget: Annotated[str, typer.Option(help="Most time to spend: 90s, 20m, 1h.")] = "20m",
+    out: Annotated[Path, typer.Option(help="Folder for everything measured.")] = Path("surespec-run"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder given by --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; launch nothing.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """The main job: launch, measure before and after, decide, and write the exact command."""
+    from surespec.console import tune_progress
+    from surespec.report import write_report
+    from surespec.tune import tune as run_tune
+    from surespec.tune_plan import TuneOptions, plan_tune
+
+    options = TuneOptions(
+        model=model,
+        engine=_one_of("--engine", engine, ("local",)),
+        precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),
+        concurrency=_numbers("--concurrency", concurrency),
+        policy=policy,
+        prompts=prompts,
+        num_prompts=num_prompts,
+        output_len=output_len,
+        temperature=temperature,
+        draft_model=draft_model,
+        eagle3_head=eagle3_head,
+        budget_s=_duration("--budget", budget),
+        out=out,
+        resume=resume,
+    )
+    if dry_run:
+        plan = plan_tune(options)
+        _print_json(plan.document()) if as_json else typer.echo(plan.text())
+        return
+    with tune_progress() as progress:
+        judgement = run_tune(options, progress)
+    if judgement.verdict != "failed":
+        write_report(out)
+    _finish(judgement, "tune", as_json)
+
+
+@app.command()
+def report(
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that tune wrote.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Write the HTML, CSV and JSON report of a finished run again."""
+    from surespec.report import write_report
+    from surespec.store import Bundle
+
+    judgement = Bundle.open(bundle).judgement()
+    if judgement is None:
+        raise UsageError(f"{bundle} has no verdict yet.", hint=f"Finish it: surespec tune --resume --out {bundle}")
+    page = write_report(bundle)
+    _print_json(judgement.document("tune")) if as_json else typer.echo(page)
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected error ends as one or two sentences and its documented exit code."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except typer.Exit as exc:
+        code = exc.exit_code
+    except SurespecError as exc:
+        _say_error(str(exc))
+        code = exc.exit_code
+    except KeyboardInterrupt:
+        _say_error("Interrupted.")
+        code = 1
+    except BrokenPipeError:
+        code = 1
+    except Exception as exc:
+        code = _report_other(exc)
+    sys.exit(code)
+
+
+def _report_other(exc: Exception) -> int:
+    """Usage errors of the command-line library, and what nobody foresaw: one sentence each, never a traceback."""
+    show = getattr(exc, "show", None)
+    if callable(show) and hasattr(exc, "exit_code"):
+        show()
+        return int(exc.exit_code)
+    if type(exc).__name__ == "Abort":
+        _say_error("Interrupted.")
+        return 1
+    _say_error(
+        f"surespec itself failed: {type(exc).__name__}: {exc}.",
+        "This is a bug in surespec; with SURESPEC_DEBUG=1 it shows where.",
+    )
+    import os
+
+    if os.environ.get("SURESPEC_DEBUG"):
+        import traceback
+
+        traceback.print_exception(exc)
+    return 1
+
+
+def _as_interrupt(_signum: int, _frame: object) -> NoReturn:
+    """SIGTERM ends a command as Ctrl-C does, so that servers are stopped and bundles closed."""
+    raise KeyboardInterrupt
+
+
+def _finish(judgement: Judgement, noun: Any, as_json: bool) -> NoReturn:
+    """Print a verdict and leave with its exit code."""
+    if as_json:
+        _print_json(judgement.document(noun))
+    else:
+        from surespec.console import stdout_console
+        from surespec.report import terminal
+
+        stdout_console().print(terminal(judgement))
+    raise typer.Exit(judgement.exit_code)
+
+
+def _print_bench(result: BenchResult) -> None:
+    from surespec.console import bench_table, stdout_console
+
+    stdout_console().print(bench_table(result))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def _warn(warnings: tuple[str, ...]) -> None:
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def _say_error(message: str, hint: str = "") -> None:
+    typer.echo(f"surespec: {message} {hint}".rstrip(), err=True)
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> Any:
+    """The value if it is allowed, else a UsageError with the allowed ones."""
+    if value not in allowed:
+        raise UsageError(f"{flag} {value}: there is no such choice.", hint=f"Choose {' or '.join(allowed)}.")
+    return value
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Ascending, distinct concurrencies of a text such as ``1,8``."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers[-1] > 1024:
+        raise UsageError(f"{flag} {text}: not a list of whole numbers from 1 to 1024.", hint=f"Write {flag} 1,8.")
+    return tuple(numbers)
+
+
+def _duration(flag: str, text: str) -> float:
+    """Seconds of ``90s``, ``20m`` or ``1h`` (a bare number means seconds)."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    body, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(body) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 1.0 <= seconds <= 7 * 24 * 3600:
+        raise UsageError(f"{flag} {text}: not a duration between 1 second and a week.", hint=f"Write {flag} 20m.")
+    return seconds
