@@ -1,0 +1,162 @@
+"""Is the output still the target's own? Greedy texts of a candidate against the baseline's, prompt by prompt. Pure.
+
+Equal bytes are the wrong gate: kernels round differently for another batch width, and near a tie the greedy choice
+flips. So the baseline is compared with itself first (launch against launch, and concurrency 1 against the others);
+that is its noise floor. A candidate is at fault when clearly more prompts differ from the baseline than the baseline
+differs from itself: a one-sided exact test (Fisher) at ``FAULT_LEVEL``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from scipy.stats import fisher_exact
+
+from surespec.core import Launch, Noun
+
+FAULT_LEVEL = 0.02
+
+
+class Divergence(Noun):
+    """Where a candidate's text leaves the baseline's: ``position`` counts characters from the start."""
+
+    prompt_id: str
+    concurrency: int
+    position: int
+
+
+class LosslessReport(Noun):
+    """``lossless``: True (same, or within the baseline's own noise), False (a fault), None (cannot be told).
+
+    ``compared`` counts prompts over all concurrencies; ``differing`` those that differ from the baseline, and
+    ``baseline_differing`` those in which the baseline differs from itself.
+    """
+
+    lossless: bool | None
+    detail: str
+    compared: int = 0
+    differing: int = 0
+    baseline_differing: int = 0
+    divergences: tuple[Divergence, ...] = ()
+
+
+def first_divergence(a: str, b: str) -> int | None:
+    """Index of the first character that differs; the shorter length if one text starts the other; None if equal."""
+    if a == b:
+        return None
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
+
+
+def compare_texts(
+    baseline: Sequence[Launch], candidate: Sequence[Launch], *, temperature: float = 0.0
+) -> LosslessReport:
+    """Compare the texts of all ok launches at every concurrency that both arms measured.
+
+    Needs greedy decoding (``temperature`` 0) and texts in the traces; otherwise ``lossless`` is None and says why.
+    """
+    if temperature > 0:
+        return LosslessReport(lossless=None, detail=f"Not compared: texts are sampled (temperature {temperature:g}).")
+    base, cand = _texts(baseline), _texts(candidate)
+    widths = sorted({c for c, _ in base} & {c for c, _ in cand})
+    if not widths:
+        return LosslessReport(lossless=None, detail="Not compared: there are no texts of both arms.")
+    noise = _noise(base)
+    rows = [_at(width, base, cand, noise) for width in widths]
+    divergences = tuple(d for row in rows for d in row[1])
+    compared, differing = sum(row[0] for row in rows), len(divergences)
+    noisy = sum(row[2] for row in rows) if noise is not None else 0
+    verdict = _decide(rows, known=noise is not None)
+    return LosslessReport(
+        lossless=verdict,
+        detail=_detail(verdict, compared, differing, noisy, divergences, known=noise is not None),
+        compared=compared,
+        differing=differing,
+        baseline_differing=noisy,
+        divergences=divergences,
+    )
+
+
+TextsOfRun = dict[str, str]
+Key = tuple[int, int]  # concurrency, launch index
+Row = tuple[int, list[Divergence], int]  # prompts compared, divergences, prompts in which the baseline differs itself
+
+
+def _texts(launches: Iterable[Launch]) -> dict[Key, TextsOfRun]:
+    """Texts of every run by prompt. A prompt that was sent twice in a run counts once, by its first answer."""
+    found: dict[Key, TextsOfRun] = {}
+    for launch in launches:
+        if launch.status != "ok":
+            continue
+        for run in launch.runs:
+            texts: TextsOfRun = {}
+            for trace in run.traces:
+                if trace.ok and trace.text:
+                    texts.setdefault(trace.prompt_id, trace.text)
+            if texts:
+                found[run.concurrency, launch.index] = texts
+    return found
+
+
+def _noise(base: dict[Key, TextsOfRun]) -> set[str] | None:
+    """Prompts in which any two runs of the baseline differ; None with a single run, which has no noise floor."""
+    if len(base) < 2:
+        return None
+    return {
+        prompt_id
+        for a, b in combinations(base.values(), 2)
+        for prompt_id in a.keys() & b.keys()
+        if a[prompt_id] != b[prompt_id]
+    }
+
+
+def _at(width: int, base: dict[Key, TextsOfRun], cand: dict[Key, TextsOfRun], noise: set[str] | None) -> Row:
+    """One concurrency: a prompt differs when any launch of the candidate leaves the text of the first baseline."""
+    reference = base[min(key for key in base if key[0] == width)]
+    answers = [texts for key, texts in sorted(cand.items()) if key[0] == width]
+    shared = sorted(prompt_id for prompt_id in reference if any(prompt_id in texts for texts in answers))
+    divergences = []
+    for prompt_id in shared:
+        places = [
+            place
+            for texts in answers
+            if prompt_id in texts and (place := first_divergence(reference[prompt_id], texts[prompt_id])) is not None
+        ]
+        if places:
+            divergences.append(Divergence(prompt_id=prompt_id, concurrency=width, position=min(places)))
+    return len(shared), divergences, len((noise or set()) & set(shared))
+
+
+def _decide(rows: Sequence[Row], *, known: bool) -> bool | None:
+    """False if one concurrency shows a fault; True if nothing differs or no more than the noise; else None."""
+    if all(not divergences for _, divergences, _ in rows):
+        return True
+    if not known:
+        return None
+    for compared, divergences, noisy in rows:
+        table = [[len(divergences), compared - len(divergences)], [noisy, compared - noisy]]
+        if float(fisher_exact(table, alternative="greater")[1]) < FAULT_LEVEL:
+            return False
+    return True if all(len(divergences) <= noisy for _, divergences, noisy in rows) else None
+
+
+def _detail(
+    verdict: bool | None, compared: int, differing: int, noisy: int, divergences: Sequence[Divergence], *, known: bool
+) -> str:
+    """One sentence for the report."""
+    if differing == 0:
+        return f"All {compared} greedy texts are the same as the baseline's."
+    first = min(divergences, key=lambda d: d.position)
+    where = f"first after {first.position} characters of prompt {first.prompt_id}"
+    counts = f"{differing} of {compared} greedy texts differ from the baseline's ({where})"
+    if not known:
+        return f"{counts}; there is no second baseline run that would show how much it differs from itself."
+    own = f"the baseline differs from itself in {noisy}"
+    if verdict is False:
+        return f"{counts}, while {own}: more than rounding explains."
+    if verdict is None:
+        return f"{counts}, while {own}: too few to tell a fault from rounding."
+    return f"{counts}, and {own}: no more than its own noise."
