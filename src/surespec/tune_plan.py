@@ -1,0 +1,315 @@
+"""What ``tune`` is asked for and what it is going to do about it: options, arms, workload, expected duration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surespec.bench.workload import load_workload
+from surespec.core import BASELINE, Arm
+from surespec.engines import ENGINES, make_engine
+from surespec.engines.base import shell_text
+from surespec.errors import ConfigError, ModelError, UsageError
+from surespec.rules import policy as find_policy
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_NUM_PROMPTS = 27  # three of each category of the built-in mix
+DEFAULT_OUTPUT_LEN = 64
+PROBE_K = 5
+"""Drafters are probed at this k: it gives the p_i of every smaller one (rule C1 starts there too)."""
+
+DRAFT_MODEL_PROBE_K = 4  # rule C2
+MIN_LAUNCHES = 2
+MAX_LAUNCHES = 3
+LARGEST_BATCH = 1024
+ALONE = "-alone"
+METHODS = ("ngram", "eagle3", "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What to tune and with what. None means: chosen for you (``num_prompts``, ``output_len``), or found by the model's
+    name (``eagle3_head``), or none (``draft_model``). ``methods`` limits the drafters tried.
+
+    ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
+    further launch begins.
+    """
+
+    model: str = DEFAULT_MODEL
+    engine: str = "local"
+    precision: str = "fp32"
+    concurrency: tuple[int, ...] = (1, 8)
+    policy: str = "jetson"
+    prompts: str = "mixed"
+    num_prompts: int | None = None
+    output_len: int | None = None
+    temperature: float = 0.0
+    draft_model: str | None = None
+    eagle3_head: str | None = None
+    methods: tuple[str, ...] | None = None
+    budget_s: float = 1200.0
+    max_launches: int = MAX_LAUNCHES
+    out: Path = Path("surespec-run")
+    resume: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be done, before anything is launched."""
+        find_policy(self.policy)
+        if self.engine not in ENGINES:
+            raise ConfigError(f"--engine {self.engine}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
+        if 1 not in self.concurrency:
+            raise UsageError(
+                f"--concurrency {','.join(map(str, self.concurrency))}: 1 is missing, and every verdict is made there.",
+                hint="Use --concurrency 1,8, or 1 alone for a single user.",
+            )
+        if self.budget_s <= 0:
+            raise UsageError(f"--budget must be above 0 seconds, not {self.budget_s:g}.", hint="Example: --budget 20m")
+        if self.max_launches < MIN_LAUNCHES:
+            raise UsageError(f"max_launches must be at least {MIN_LAUNCHES}, not {self.max_launches}.")
+        unknown = [method for method in self.methods or () if method not in METHODS]
+        if unknown:
+            raise UsageError(f"There is no method {unknown[0]!r} to try.", hint=f"Known: {', '.join(METHODS)}.")
+
+    def stored(self) -> dict[str, Any]:
+        """What a bundle's manifest keeps of them: all but where and how long."""
+        kept = asdict(self)
+        for name in ("out", "resume", "budget_s"):
+            del kept[name]
+        return kept
+
+    def restored(self, stored: dict[str, Any]) -> TuneOptions:
+        """These options with those of a bundle to be resumed, which win. Raises ConfigError for another model.
+
+        A bundle holds launches of one workload; with other prompts they could not be compared.
+        """
+        known = {name: value for name, value in stored.items() if name in TuneOptions.__dataclass_fields__}
+        for name in ("concurrency", "methods"):
+            if isinstance(known.get(name), list):
+                known[name] = tuple(known[name])
+        restored = replace(self, **known)
+        if self.model not in (DEFAULT_MODEL, restored.model):
+            raise ConfigError(
+                f"--model {self.model}: the run in {self.out} is of {restored.model}.",
+                hint="Leave --model out to go on with it, or choose another --out.",
+            )
+        return restored
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """What will be launched. ``commands`` are by arm name; ``launch_s`` is a rough forecast of one launch's length.
+
+    ``done`` counts the launches that a resumed run has already.
+    """
+
+    options: TuneOptions
+    arms: tuple[Arm, ...]
+    num_prompts: int
+    output_len: int
+    launch_s: float
+    expected_launches: int
+    commands: dict[str, str]
+    remarks: tuple[str, ...] = ()
+    done: int = 0
+
+    @property
+    def expected_s(self) -> float:
+        """Forecast of what is left to do, never above the budget."""
+        return min(self.options.budget_s, self.launch_s * max(1, self.expected_launches - self.done))
+
+    @property
+    def probes(self) -> tuple[Arm, ...]:
+        """The arms that draft."""
+        return tuple(arm for arm in self.arms if not arm.is_baseline)
+
+    def summary(self) -> str:
+        """One sentence, said before anything is launched."""
+        names = ", ".join(arm.name for arm in self.probes)
+        done = f"{self.done} launches are measured already. " if self.done else ""
+        expected, budget = spoken_duration(self.expected_s), spoken_duration(self.options.budget_s)
+        return (
+            f"{done}This takes about {expected} (at most {budget}): "
+            f"the baseline and {names}, each for {self.num_prompts} prompts of up to {self.output_len} tokens at "
+            f"concurrency {' and '.join(map(str, self.options.concurrency))}, then the best one again in turn with the "
+            "baseline until the verdict is safe."
+        )
+
+    def text(self) -> str:
+        """The plan for people: the summary, then a line for each arm with its command."""
+        rows = [f"  {arm.name:<16} {self.commands[arm.name]}" for arm in self.arms]
+        return "\n".join([self.summary(), *rows, *self.remarks])
+
+    def document(self) -> dict[str, Any]:
+        """The plan for programs."""
+        return {
+            "schema": "surespec/tune_plan/1",
+            "expected_s": round(self.expected_s, 1),
+            "budget_s": self.options.budget_s,
+            "expected_launches": self.expected_launches,
+            "num_prompts": self.num_prompts,
+            "output_len": self.output_len,
+            "concurrency": list(self.options.concurrency),
+            "policy": self.options.policy,
+            "arms": [{**arm.model_dump(mode="json"), "command": self.commands[arm.name]} for arm in self.arms],
+            "remarks": list(self.remarks),
+        }
+
+
+def plan_tune(options: TuneOptions) -> TunePlan:
+    """The plan for these options; launches nothing.
+
+    Raises UsageError, InputFileError for a prompts file, or ModelError when there is no such model.
+    """
+    options.check()
+    head, remark = _known_head(options)
+    arms = (BASELINE, *probe_arms(options, head))
+    if len(arms) == 1:
+        raise UsageError(
+            "There is no drafter to try.", hint="Give --draft-model or --eagle3-head, or allow the method ngram."
+        )
+    engine = make_engine(options.engine, model=options.model, precision=options.precision)
+    workload = load_workload(options.prompts, options.num_prompts)  # finds a broken file before anything is launched
+    num_prompts = options.num_prompts or min(DEFAULT_NUM_PROMPTS, len(workload.prompts))
+    output_len = options.output_len or DEFAULT_OUTPUT_LEN
+    step_ms = _step_ms(_parameters(options.model), options.precision)
+    return TunePlan(
+        options=options,
+        arms=arms,
+        num_prompts=num_prompts,
+        output_len=output_len,
+        launch_s=launch_seconds(step_ms, num_prompts, output_len, options.concurrency),
+        expected_launches=len(arms) + 1 + MIN_LAUNCHES,  # one more k, and the second launch of two arms
+        commands={arm.name: shell_text(engine.command(arm)) for arm in arms},
+        remarks=tuple(text for text in (remark, *workload.warnings) if text),
+    )
+
+
+def make_arm(method: str, k: int, model: str | None = None) -> Arm:
+    """The arm of a drafter at k, with the speculative config that vLLM and the embedded engine read."""
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    if model is not None:
+        config = {"method": method, "model": model, "num_speculative_tokens": k}
+    if method == "ngram":
+        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return Arm(name=f"{method}-k{k}", method=method, num_speculative_tokens=k, speculative_config=config)
+
+
+def with_k(arm: Arm, k: int, *, alone: bool = False) -> Arm:
+    """The same drafter at another k; ``alone``: drafting only while a single request runs.
+
+    The table is vLLM's ``num_speculative_tokens_per_batch_size`` (0.24 and newer): rows of first and last batch size
+    and k.
+    """
+    config = {**(arm.speculative_config or {}), "num_speculative_tokens": k}
+    if alone:
+        config["num_speculative_tokens_per_batch_size"] = [[1, 1, k], [2, LARGEST_BATCH, 0]]
+    name = f"{arm.method}-k{k}{ALONE if alone else ''}"
+    return Arm(name=name, method=arm.method, num_speculative_tokens=k, speculative_config=config)
+
+
+def named_arm(probes: Sequence[Arm], name: str) -> Arm | None:
+    """The arm that ``with_k`` gave this name to, from the probe of its drafter; None for another name."""
+    match = re.fullmatch(rf"(.+)-k(\d+)({ALONE})?", name)
+    probe = next((p for p in probes if match is not None and p.method == match[1]), None)
+    if match is None or probe is None:
+        return None
+    return with_k(probe, int(match[2]), alone=match[3] is not None)
+
+
+def probe_arms(options: TuneOptions, head: str | None) -> tuple[Arm, ...]:
+    """One arm for each drafter that may win, EAGLE-3 first (rule C1), then a draft model (C2), then ngram."""
+    allowed = options.methods or METHODS
+    arms = []
+    if head is not None and "eagle3" in allowed:
+        arms.append(make_arm("eagle3", PROBE_K, head))
+    if options.draft_model is not None and "draft_model" in allowed:
+        arms.append(make_arm("draft_model", DRAFT_MODEL_PROBE_K, options.draft_model))
+    if "ngram" in allowed:
+        arms.append(make_arm("ngram", PROBE_K))
+    return tuple(arms)
+
+
+def launch_seconds(step_ms: float, num_prompts: int, output_len: int, concurrency: tuple[int, ...]) -> float:
+    """Rough length of a launch: start, then warm-up and measured requests at each concurrency.
+
+    A prompt costs about ten decoding steps; a step for c sequences costs 7 % more for each after the first (measured
+    on the embedded engine); warm-up is max(2, c) requests.
+    """
+    start = 5.0 + 0.1 * step_ms
+    steps_each = output_len + 10
+    widths = (
+        (num_prompts + max(2, c)) * steps_each * step_ms / 1e3 * (1 + 0.07 * (c - 1)) / min(c, num_prompts)
+        for c in concurrency
+    )
+    return start + sum(widths)
+
+
+def spoken_duration(seconds: float) -> str:
+    """``40 seconds``, ``6 minutes``, ``1 h 20 min``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _known_head(options: TuneOptions) -> tuple[str | None, str]:
+    """The EAGLE-3 head to try, and a remark when there is none."""
+    if options.eagle3_head is not None:
+        return options.eagle3_head, ""
+    from surespec.fetch import known_models, packaged_head
+
+    asset = known_models().get(options.model)
+    if asset is None or not asset.eagle3_head:
+        return None, "No EAGLE-3 head is known for this model (rule W3); name one with --eagle3-head."
+    try:
+        packaged_head(asset.eagle3_head)
+    except ModelError as error:
+        return None, error.message
+    return asset.eagle3_head, ""
+
+
+def _parameters(model: str) -> float:
+    """About how many weights a model has, by its files; for the forecast only. Raises ModelError for no such model."""
+    from surespec.fetch import known_models
+
+    asset = known_models().get(model)
+    path = Path(model).expanduser()
+    if asset is not None and not path.exists():
+        return 8 * asset.size_bytes / _bits_per_weight(asset.file)
+    if path.is_file():
+        return 8 * path.stat().st_size / _bits_per_weight(path.name)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"There is no model {model!r}: it is not a file or a folder with *.safetensors, nor a known name.",
+            hint=f"Known: {', '.join(known_models())}.",
+        )
+    return sum(file.stat().st_size for file in files) / _bytes_per_weight(files[0])
+
+
+def _bits_per_weight(name: str) -> float:
+    """By the quantisation in a GGUF's file name, with its scales and the wider tables; 5.5 where it names none."""
+    match = re.search(r"(?:Q|IQ)(\d)|[B]?F(16|32)", name.upper())
+    if match is None:
+        return 5.5
+    return int(match[1]) + 1.5 if match[1] else float(match[2])
+
+
+def _bytes_per_weight(file: Path) -> float:
+    """4 when a safetensors file holds F32, else 2; damage is found when the model is loaded."""
+    try:
+        with file.open("rb") as source:
+            header = json.loads(source.read(int.from_bytes(source.read(8), "little") if file.stat().st_size > 8 else 0))
+        return 4.0 if any(isinstance(t, dict) and t.get("dtype") == "F32" for t in header.values()) else 2.0
+    except (OSError, ValueError, AttributeError):
+        return 2.0
+
+
+def _step_ms(parameters: float, precision: str) -> float:
+    """Forecast of one decoding step: weights over 30 GB/s in fp32 (a common desktop), less in 8 and 4 bit."""
+    fp32 = 4 * parameters / 30e9 * 1e3
+    return 2.0 + fp32 * {"fp32": 1.0, "int8": 0.6, "int4": 0.4}.get(precision, 1.0)

@@ -1,0 +1,242 @@
+"""Which arm to launch next, and what the launches so far say. Pure: everything follows from the launches.
+
+So a run that was cut off and resumed takes the same decisions as one that was not. The order is: baseline; every
+drafter once, at a large k; the k that this predicts to be faster than all that was measured; then the best arm and the
+baseline in turn (A B B A) until the verdict is safe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surespec.core import BASELINE, Arm, Judgement, Launch, Policy, Run
+from surespec.judge import judge
+from surespec.lossless import LosslessReport, compare_texts
+from surespec.predict import TIE, Prediction, calibrated, candidate_ks, choose, predict
+from surespec.stats import usable
+from surespec.tune_plan import MIN_LAUNCHES, named_arm, with_k
+
+LOAD_SLACK = 0.03
+"""A predicted load ratio may be this far below the floor: predictions are rough, measuring settles it."""
+
+SAFE = ("keep", "marginal", "disable", "not_lossless")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a run is to find out: the probing arms, the policy, and how often an arm may be launched.
+
+    ``k_by_batch_size``: the engine can draft a number of tokens that depends on how many requests run.
+    """
+
+    probes: tuple[Arm, ...]
+    policy: Policy
+    temperature: float
+    max_launches: int
+    k_by_batch_size: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The launches so far. Failed ones before ``since`` are of an earlier session, so they may be tried again."""
+
+    launches: tuple[Launch, ...]
+    since: int = 0
+
+    def ok(self, name: str) -> list[Launch]:
+        """Launches of an arm that can be compared at concurrency 1."""
+        return [launch for launch in self.launches if launch.arm == name and launch.status == "ok" and _run(launch, 1)]
+
+    def failed(self, name: str) -> list[Launch]:
+        """Launches of an arm that failed, or measured nothing, in this session."""
+        good = {launch.index for launch in self.ok(name)}
+        return [
+            launch
+            for launch in self.launches
+            if launch.arm == name and launch.status != "interrupted" and launch.index not in good
+            and launch.index >= self.since
+        ]  # fmt: skip
+
+    def last(self, name: str) -> int:
+        """Index of the last ok launch of an arm, -1 without one."""
+        return max((launch.index for launch in self.ok(name)), default=-1)
+
+
+def next_arm(goal: Goal, history: History) -> Arm | None:
+    """The arm to launch next; None when the verdict is as safe as it can be made."""
+    if not history.ok(BASELINE.name):
+        return None if history.failed(BASELINE.name) else BASELINE
+    for probe in goal.probes:
+        if not history.ok(probe.name) and not history.failed(probe.name):
+            return probe
+    better = predicted_arm(goal, history)
+    if better is not None and not history.failed(better.name):
+        return better
+    best = finalist(goal, history)
+    if best is None:
+        return None
+    done = {arm.name: len(history.ok(arm.name)) for arm in (BASELINE, best)}
+    if min(done.values()) >= MIN_LAUNCHES and verdict(goal, history, best).verdict in SAFE:
+        return None
+    tired = [arm for arm in (BASELINE, best) if len(history.failed(arm.name)) >= 2]
+    if tired or min(done.values()) >= goal.max_launches:
+        return None
+    if done[BASELINE.name] != done[best.name]:
+        return BASELINE if done[BASELINE.name] < done[best.name] else best
+    return BASELINE if history.last(BASELINE.name) > history.last(best.name) else best
+
+
+def predicted_arm(goal: Goal, history: History) -> Arm | None:
+    """The arm, not yet measured, that is predicted to beat all measured ones by more than a tie; None without one.
+
+    Also None once an arm is being confirmed: predictions are for choosing whom to confirm.
+    """
+    if any(len(history.ok(arm.name)) >= MIN_LAUNCHES for arm in known_arms(goal, history)):
+        return None
+    forecasts = [(arm, ratio, safe) for probe in goal.probes for arm, ratio, safe in forecast(goal, history, probe)]
+    measured = {arm.name: score(goal, history, arm) for arm in known_arms(goal, history) if history.ok(arm.name)}
+    unmeasured = [(arm, (safe, ratio)) for arm, ratio, safe in forecasts if not history.ok(arm.name)]
+    if not unmeasured or not measured:
+        return None
+    arm, (safe, ratio) = max(unmeasured, key=lambda pair: pair[1])
+    best_safe, best_ratio = max(measured.values())
+    better = (safe and not best_safe) or (safe == best_safe and ratio > best_ratio * (1 + TIE))
+    return arm if better else None
+
+
+def forecast(goal: Goal, history: History, probe: Arm) -> list[tuple[Arm, float, bool]]:
+    """The best k of one drafter: its arm, predicted speed ratio, and whether no rule would disable it.
+
+    Where the load at the best k forbids it, drafting only while alone comes second: its load is the baseline's.
+    """
+    single = _predictions(goal, history, probe, 1)
+    width = goal.policy.load_concurrency
+    load = _predictions(goal, history, probe, width) if width else ()
+    floor = goal.policy.load_keep_floor - LOAD_SLACK
+    best, alone = choose(single, load, load_floor=floor), choose(single)
+    if best is None or alone is None:
+        return []
+    least = 1 + goal.policy.disable_gain
+    load_safe = not load or any(p.k == best.k and p.speed_ratio >= floor for p in load)
+    found = [(with_k(probe, best.k), best.speed_ratio, load_safe and best.speed_ratio >= least)]
+    if goal.k_by_batch_size and load and not (load_safe and best.speed_ratio * (1 + TIE) >= alone.speed_ratio):
+        found.append((with_k(probe, alone.k, alone=True), alone.speed_ratio, alone.speed_ratio >= least))
+    return found
+
+
+def _predictions(goal: Goal, history: History, probe: Arm, width: int) -> tuple[Prediction, ...]:
+    """Speed ratios of every k of a drafter at one concurrency, from the first launches of baseline and probe."""
+    base = _run(history.ok(BASELINE.name)[0], width) if history.ok(BASELINE.name) else None
+    mine = _run(history.ok(probe.name)[0], width) if history.ok(probe.name) else None
+    if base is None or mine is None:
+        return ()
+    single = _run(history.ok(probe.name)[0], 1)
+    k = probe.num_speculative_tokens
+    raw = predict(base, mine, k, candidate_ks(k, single.acceptance if single else None))
+    return calibrated(raw, k, _ratio(goal.policy, [base], [mine], width))
+
+
+def known_arms(goal: Goal, history: History) -> list[Arm]:
+    """The probes and every other k of theirs that was launched or is predicted, in that order, each once."""
+    found = {probe.name: probe for probe in goal.probes}
+    for launch in history.launches:
+        arm = named_arm(goal.probes, launch.arm)
+        if arm is not None:
+            found.setdefault(arm.name, arm)
+    for probe in goal.probes:
+        for predicted, _, _ in forecast(goal, history, probe):
+            found.setdefault(predicted.name, predicted)
+    return list(found.values())
+
+
+def score(goal: Goal, history: History, arm: Arm) -> tuple[bool, float]:
+    """How good a measured arm looks: first whether no rule would disable it on its estimates, then its speed ratio."""
+    ratio = _speed_ratio(goal.policy, history, arm, 1)
+    if ratio is None:
+        return False, 0.0
+    safe = ratio >= 1 + goal.policy.disable_gain
+    if goal.policy.load_concurrency is not None:
+        load = _speed_ratio(goal.policy, history, arm, goal.policy.load_concurrency)
+        safe = safe and (load is None or load >= goal.policy.load_keep_floor - LOAD_SLACK)
+    return safe, ratio
+
+
+def finalist(goal: Goal, history: History) -> Arm | None:
+    """The arm the verdict is about. Once confirmed by a second launch it stays; ties go to the smaller k."""
+    arms = [arm for arm in known_arms(goal, history) if history.ok(arm.name)]
+    if not arms:
+        return None
+    most = max(len(history.ok(arm.name)) for arm in arms)
+    if most >= MIN_LAUNCHES:
+        arms = [arm for arm in arms if len(history.ok(arm.name)) == most]
+    scores = {arm.name: score(goal, history, arm) for arm in arms}
+    safe, ratio = max(scores.values())
+    tied = [a for a in arms if scores[a.name][0] == safe and scores[a.name][1] >= ratio / (1 + TIE)]
+    return min(tied, key=lambda arm: arm.num_speculative_tokens)
+
+
+def verdict(goal: Goal, history: History, arm: Arm, *, command: str = "", baseline_command: str = "") -> Judgement:
+    """Judge one arm on all its launches and the baseline's."""
+    base, cand = history.ok(BASELINE.name), history.ok(arm.name)
+    tried = sum(1 for a in known_arms(goal, history) if history.ok(a.name))
+    return judge(
+        base,
+        cand,
+        goal.policy,
+        arm=arm,
+        label=f"{arm.name} (the best of {tried} settings tried)" if tried > 1 else arm.name,
+        lossless=lossless(goal, base, cand),
+        command=command,
+        baseline_command=baseline_command,
+    )
+
+
+def lossless(goal: Goal, baseline: Sequence[Launch], candidate: Sequence[Launch]) -> LosslessReport:
+    """Sameness of output of one arm."""
+    return compare_texts(baseline, candidate, temperature=goal.temperature)
+
+
+def arm_notes(goal: Goal, history: History) -> dict[str, str]:
+    """What is known about each arm: its measured or predicted speed, or why it failed."""
+    notes = {}
+    predicted = {arm.name: ratio for probe in goal.probes for arm, ratio, _ in forecast(goal, history, probe)}
+    for arm in known_arms(goal, history):
+        failures = history.failed(arm.name)
+        said = []
+        if arm.name in predicted:
+            said.append(f"predicted {predicted[arm.name]:.2f} times the baseline's speed")
+        if history.ok(arm.name):
+            said.append(f"measured {score(goal, history, arm)[1]:.2f} times")
+        elif failures:
+            said.append(f"failed: {failures[-1].failure}")
+        else:
+            said.append("not measured")
+        notes[arm.name] = ", ".join(said)
+    return notes
+
+
+def _speed_ratio(policy: Policy, history: History, arm: Arm, width: int) -> float | None:
+    """Point estimate of how fast an arm is beside the baseline; None when one was not measured at ``width``."""
+    base = [run for launch in history.ok(BASELINE.name) if (run := _run(launch, width))]
+    cand = [run for launch in history.ok(arm.name) if (run := _run(launch, width))]
+    return _ratio(policy, base, cand, width) if base and cand else None
+
+
+def _ratio(policy: Policy, base: Sequence[Run], cand: Sequence[Run], width: int) -> float:
+    """What the policy looks at: the throughput ratio, or the inverse TPOT ratio where it asks for that alone."""
+    if policy.keep_throughput_gain is None and width == 1:
+        return math.exp(
+            _mean_log([r.tpot_ms_p50 or 1.0 for r in base]) - _mean_log([r.tpot_ms_p50 or 1.0 for r in cand])
+        )
+    return math.exp(_mean_log([r.throughput_tok_s for r in cand]) - _mean_log([r.throughput_tok_s for r in base]))
+
+
+def _mean_log(values: Sequence[float]) -> float:
+    return math.fsum(math.log(value) for value in values) / len(values)
+
+
+def _run(launch: Launch, width: int) -> Run | None:
+    """The usable run of a launch at a concurrency."""
+    return next((run for run in launch.runs if run.concurrency == width and usable(run)), None)
