@@ -68,6 +68,22 @@ def test_mistakes_get_a_sentence_and_their_exit_code(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_verdict_is_the_exit_code(tmp_path: Path) -> None:
+    """Twice the same file: no gain for certain, so 10; its JSON says the same."""
+    run_of = {"concurrency": 1, "ttft_ms_p50": 20.0, "ttft_ms_p99": 30.0, "itl_ms_p50": 9.0, "itl_ms_p99": 12.0,
+              "tpot_ms_p50": 10.0, "throughput_tok_s": 90.0, "e2e_latency_ms_p50": 1300.0}  # fmt: skip
+    envelope = {"skill": "jetson-llm-benchmark", "runtime": "vllm", "model": "m", "sku": "thor", "generation": "thor",
+                "product_line": "agx", "variant": "thor-t5000", "l4t": "38.4", "benchmark_mode": "native",
+                "container": "", "config": {"input_len": 64, "output_len": 128, "num_prompts": 50},
+                "runs": [run_of, {**run_of, "concurrency": 8}], "warnings": []}  # fmt: skip
+    file = tmp_path / "same.json"
+    file.write_text(json.dumps(envelope))
+    done = run("judge", str(file), str(file), "--json", "--policy", "jetson")
+    document = json.loads(done.stdout)
+    assert document["verdict"] in ("disable", "inconclusive")
+    assert done.returncode == {"disable": 10, "inconclusive": 11}[document["verdict"]]
+
+
 def test_json_results_are_alone_on_stdout(tmp_path: Path) -> None:
     done = run("tune", "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

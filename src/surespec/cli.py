@@ -174,7 +174,7 @@ def judge(
     from surespec.judge import judge_results
     from surespec.rules import policy as find_policy
 
-    judgement = judge_results(load_result(base), load_result(cand), find_policy(policy))
+    judgement = judge_results(load_result(base), load_result(cand), find_policy(policy), names=(str(base), str(cand)))
     _finish(judgement, "judge", as_json)
 
 
@@ -250,10 +250,8 @@ def main() -> NoReturn:
     """Run the command line; every expected error ends as one or two sentences and its documented exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        app(standalone_mode=False)
-        code = 0
-    except typer.Exit as exc:
-        code = exc.exit_code
+        # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
+        code = app(standalone_mode=False) or 0
     except SurespecError as exc:
         _say_error(str(exc))
         code = exc.exit_code
@@ -300,9 +298,9 @@ def _finish(judgement: Judgement, noun: Any, as_json: bool) -> NoReturn:
         _print_json(judgement.document(noun))
     else:
         from surespec.console import stdout_console
-        from surespec.report import terminal
+        from surespec.report import print_terminal
 
-        stdout_console().print(terminal(judgement))
+        print_terminal(judgement, stdout_console())
     raise typer.Exit(judgement.exit_code)
 
 

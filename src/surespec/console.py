@@ -83,6 +83,9 @@ def tune_progress() -> Iterator[TuneProgress]:
                 for remark in plan.remarks:
                     console.print(remark, soft_wrap=True, markup=False)
 
+            def fetching(self, what: str, done: int, total: int) -> None:
+                bars.update(task, description=what, completed=done, total=total or None)
+
             def launch_begins(self, arm: Arm, number: int, expected: int, remaining_s: float) -> None:
                 self._launch = f"launch {number} of about {expected}: {arm.name}"
                 rest = f"about {spoken_duration(remaining_s)} left"

@@ -89,7 +89,10 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class RequestStats:
-    """What speculation did for one request. ``acceptance_histogram[j]`` counts drafts with exactly j tokens accepted."""
+    """What speculation did for one request. ``acceptance_histogram[j]`` counts drafts with exactly j tokens accepted.
+
+    ``queued_s`` passed from submission to a slot, ``first_token_s`` from submission to the first token.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -97,13 +100,19 @@ class RequestStats:
     drafted: int = 0
     accepted: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    queued_s: float = 0.0
+    first_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The tokens one engine step gave one request: 1 .. k + 1 of them. ``stats`` comes with the last."""
+    """The tokens one engine step gave one request: 1 .. k + 1 of them. ``stats`` comes with the last.
+
+    ``error`` says why the engine gave the request up (finish reason ``abort``, no tokens); empty otherwise.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    error: str = ""
