@@ -1,0 +1,1 @@
+"""What proposes tokens: one small module a method, all behind `base.Drafter`."""
