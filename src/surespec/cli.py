@@ -225,8 +225,7 @@ def tune(
         return
     with tune_progress() as progress:
         judgement = run_tune(options, progress)
-    if judgement.verdict != "failed":
-        write_report(out)
+    write_report(out)
     _finish(judgement, "tune", as_json)
 
 
@@ -235,15 +234,18 @@ def report(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that tune wrote.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Write the HTML, CSV and JSON report of a finished run again."""
+    """Write the report of a run again: HTML and CSV files, JSON on stdout with --json."""
     from surespec.report import write_report
     from surespec.store import Bundle
 
+    page = write_report(bundle)
+    if not as_json:
+        typer.echo(page)
+        return
     judgement = Bundle.open(bundle).judgement()
     if judgement is None:
         raise UsageError(f"{bundle} has no verdict yet.", hint=f"Finish it: surespec tune --resume --out {bundle}")
-    page = write_report(bundle)
-    _print_json(judgement.document("tune")) if as_json else typer.echo(page)
+    _print_json(judgement.document("tune"))
 
 
 def main() -> NoReturn:
