@@ -178,16 +178,27 @@ def test_a_request_that_does_not_fit_now_waits(target):
 
 def test_long_prompts_leave_decoders_their_turns(target):
     """Two passes of a prompt never follow each other while a stream decodes."""
-    big = FakeTarget(max_len=1024)
+    decoding, both_sent = threading.Event(), threading.Event()
+
+    class Gated(FakeTarget):
+        """Stops after two passes until the long prompt is there too, however slowly this test runs."""
+
+        def forward(self, chunks, cache):
+            if len(self.chunks_seen) == 2:
+                decoding.set()
+                both_sent.wait(30)
+            return super().forward(chunks, cache)
+
+    big = Gated(max_len=1024)
     engine = start(big)
     try:
         first = Answer(engine, [3], SamplingParams(max_tokens=200, ignore_eos=True))
-        while not first.steps:
-            time.sleep(0.001)
+        assert decoding.wait(30)
         long = Answer(engine, list(range(3, 50)) * 17, SamplingParams(max_tokens=2))
+        both_sent.set()
         long.wait()
         first.wait()
-        reads = [max(n for _, _, n in seen) for seen in big.chunks_seen[2:]]
+        reads = [max(n for _, _, n in seen) for seen in big.chunks_seen]
         assert max(reads) == 128
         assert not any(a > 1 and b > 1 for a, b in pairwise(reads))
     finally:
