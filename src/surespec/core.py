@@ -116,7 +116,8 @@ class CategoryStats(Noun):
 class Run(Noun):
     """One benchmark of a launch at one concurrency. Failed requests are counted, never averaged in.
 
-    TPOT needs a request of two tokens or more and ITL two chunks or more; without one they are None.
+    None stands for unknown: TPOT needs a request of two tokens or more, ITL two chunks or more, and other tools' files
+    leave latencies out.
     """
 
     concurrency: int
@@ -125,16 +126,16 @@ class Run(Noun):
     duration_s: float
     output_tokens: int
     throughput_tok_s: float
-    ttft_ms_p50: float
+    ttft_ms_p50: float | None
     ttft_ms_p90: float | None = None
-    ttft_ms_p99: float
+    ttft_ms_p99: float | None
     tpot_ms_p50: float | None
     tpot_ms_p90: float | None = None
     tpot_ms_p99: float | None
     itl_ms_p50: float | None
     itl_ms_p90: float | None = None
     itl_ms_p99: float | None
-    e2e_latency_ms_p50: float
+    e2e_latency_ms_p50: float | None
     e2e_latency_ms_p90: float | None = None
     e2e_latency_ms_p99: float | None = None
     tokens_per_chunk: float = 1.0

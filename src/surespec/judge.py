@@ -235,9 +235,11 @@ def _warnings(
 
 
 def _mostly_first_token(baseline: Sequence[Launch]) -> bool:
-    """True when TTFT is more than half of E2E at concurrency 1 (some tools leave E2E at zero)."""
+    """True when TTFT is more than half of E2E at concurrency 1 (some tools leave E2E out)."""
     runs = _runs_by_concurrency(baseline).get(DECIDING_CONCURRENCY, [])
-    return any(run.e2e_latency_ms_p50 > 0 and run.ttft_ms_p50 > 0.5 * run.e2e_latency_ms_p50 for run in runs)
+    return any(
+        run.e2e_latency_ms_p50 and run.ttft_ms_p50 and run.ttft_ms_p50 > 0.5 * run.e2e_latency_ms_p50 for run in runs
+    )
 
 
 def _policy_assumptions(assumptions: tuple[str, ...], policy: Policy, load: Ratios | None) -> tuple[str, ...]:

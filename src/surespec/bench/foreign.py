@@ -57,7 +57,7 @@ def read_jetson(document: Document, where: str) -> BenchResult:
     """The envelope of jetson-llm-benchmark (vLLM form, with ``runs``).
 
     Its script turns a client that failed into zeros and exit code 0, so zeros are refused, never read as a measurement.
-    Its ``e2e_latency_ms_p50`` is always 0.0, a defect of the script; it stays 0 here, with a warning.
+    Its ``e2e_latency_ms_p50`` is always 0.0, a defect of the script; it becomes None here, with a warning.
     """
     items = document.get("runs")
     if not isinstance(items, list) or not items:
@@ -74,20 +74,20 @@ def read_jetson(document: Document, where: str) -> BenchResult:
         at = f"{where} runs[{index}]"
         if not isinstance(item, Mapping):
             raise InputFileError(f"{at} is not an object.")
-        e2e = number(item, "e2e_latency_ms_p50", at) or 0.0
+        e2e = number(item, "e2e_latency_ms_p50", at) or None
         runs.append(
             Run(
                 concurrency=int(needed(item, "concurrency", at)),
                 num_requests=prompts, failed=0, duration_s=0.0, output_tokens=0,
                 throughput_tok_s=needed(item, "throughput_tok_s", at, zeros),
                 ttft_ms_p50=needed(item, "ttft_ms_p50", at, zeros),
-                ttft_ms_p99=number(item, "ttft_ms_p99", at) or 0.0,
+                ttft_ms_p99=number(item, "ttft_ms_p99", at),
                 tpot_ms_p50=needed(item, "tpot_ms_p50", at, zeros), tpot_ms_p99=None,
                 itl_ms_p50=number(item, "itl_ms_p50", at), itl_ms_p99=number(item, "itl_ms_p99", at),
                 e2e_latency_ms_p50=e2e,
             )
         )  # fmt: skip
-    if any(run.e2e_latency_ms_p50 == 0.0 for run in runs):
+    if any(run.e2e_latency_ms_p50 is None for run in runs):
         warnings.append("e2e_latency_ms_p50 is 0.0, a known defect of bench_vllm.sh: read it as unknown.")
     warnings.append("bench_vllm.sh sends random tokens, which do not show how drafts are accepted on real text.")
     workload = Workload(
@@ -116,10 +116,10 @@ def read_vllm(document: Document, where: str) -> BenchResult:
     ]
     e2e = _vllm_e2e(document, traces, where)
     if e2e is None:
-        warnings.append("E2E latency is not in the file (add e2el to --percentile-metrics); 0.0 stands for unknown.")
+        warnings.append("E2E latency is not in the file (add e2el to --percentile-metrics).")
     p99 = number(document, "p99_ttft_ms", where)
     if p99 is None:
-        warnings.append("P99 TTFT is not in the file; 0.0 stands for unknown.")
+        warnings.append("P99 TTFT is not in the file.")
     failed = number(document, "failed", where)
     asked = number(document, "num_prompts", where)
     if failed is None:
@@ -133,12 +133,12 @@ def read_vllm(document: Document, where: str) -> BenchResult:
         output_tokens=int(number(document, "total_output_tokens", where) or 0),
         throughput_tok_s=needed(document, "output_throughput", where),
         ttft_ms_p50=needed(document, "median_ttft_ms", where), ttft_ms_p90=number(document, "p90_ttft_ms", where),
-        ttft_ms_p99=p99 or 0.0,
+        ttft_ms_p99=p99,
         tpot_ms_p50=needed(document, "median_tpot_ms", where), tpot_ms_p90=number(document, "p90_tpot_ms", where),
         tpot_ms_p99=number(document, "p99_tpot_ms", where),
         itl_ms_p50=number(document, "median_itl_ms", where), itl_ms_p90=number(document, "p90_itl_ms", where),
         itl_ms_p99=number(document, "p99_itl_ms", where),
-        e2e_latency_ms_p50=e2e or 0.0, e2e_latency_ms_p99=number(document, "p99_e2el_ms", where),
+        e2e_latency_ms_p50=e2e, e2e_latency_ms_p99=number(document, "p99_e2el_ms", where),
         acceptance=acceptance, traces=traces,
     )  # fmt: skip
     return _result(where, document.get("model_id"), [run], warnings, "vllm bench serve", date=document.get("date"))
@@ -239,10 +239,10 @@ def read_aiperf(document: Document, where: str) -> BenchResult:
             _aiperf(document, "total_output_tokens", "avg", where) or _aiperf(document, "total_osl", "avg", where) or 0
         ),
         throughput_tok_s=throughput,
-        ttft_ms_p50=ttft["p50"] or 0.0, ttft_ms_p90=ttft["p90"], ttft_ms_p99=ttft["p99"] or 0.0,
+        ttft_ms_p50=ttft["p50"], ttft_ms_p90=ttft["p90"], ttft_ms_p99=ttft["p99"],
         tpot_ms_p50=tpot["p50"], tpot_ms_p90=tpot["p90"], tpot_ms_p99=tpot["p99"],
         itl_ms_p50=itl["p50"], itl_ms_p90=itl["p90"], itl_ms_p99=itl["p99"],
-        e2e_latency_ms_p50=e2e["p50"] or 0.0, e2e_latency_ms_p90=e2e["p90"], e2e_latency_ms_p99=e2e["p99"],
+        e2e_latency_ms_p50=e2e["p50"], e2e_latency_ms_p90=e2e["p90"], e2e_latency_ms_p99=e2e["p99"],
         acceptance=_aiperf_acceptance(document, where),
     )  # fmt: skip
     names = _find(config, "model_names")
@@ -332,10 +332,10 @@ def _guidellm_run(item: Document, streams: int, at: str) -> Run:
         concurrency=streams, num_requests=successful + failed, failed=failed, duration_s=duration or 0.0,
         output_tokens=int(number(stats("output_token_count"), "total_sum", at) or 0),
         throughput_tok_s=needed(stats("output_tokens_per_second"), "mean", f"{at} output_tokens_per_second"),
-        ttft_ms_p50=ttft["p50"] or 0.0, ttft_ms_p90=ttft["p90"], ttft_ms_p99=ttft["p99"] or 0.0,
+        ttft_ms_p50=ttft["p50"], ttft_ms_p90=ttft["p90"], ttft_ms_p99=ttft["p99"],
         tpot_ms_p50=tpot["p50"], tpot_ms_p90=tpot["p90"], tpot_ms_p99=tpot["p99"],
         itl_ms_p50=None, itl_ms_p99=None,
-        e2e_latency_ms_p50=e2e["p50"] or 0.0, e2e_latency_ms_p90=e2e["p90"], e2e_latency_ms_p99=e2e["p99"],
+        e2e_latency_ms_p50=e2e["p50"], e2e_latency_ms_p90=e2e["p90"], e2e_latency_ms_p99=e2e["p99"],
     )  # fmt: skip
 
 
