@@ -1,4 +1,4 @@
-"""Will it fit, and if not, what is the least to change? Pure arithmetic over the nouns of ``plan_nouns``.
+"""Will it fit? Pure arithmetic over the nouns of ``plan_nouns``; ``fitting`` says what to change when it does not.
 
 The budget follows vLLM V1 (``vllm/v1/worker/gpu_worker.py``, ``worker/utils.py``): an engine asks for
 ``ceil(total x utilization)``; weights *including the drafter*, the peak activation, what CUDA itself takes and the
@@ -9,23 +9,22 @@ share are estimates (``ESTIMATES``), on the cautious side.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
-from surespec.plan_nouns import GIB, Change, Device, Drafter, KVGroup, MemoryBudget, Model
+from surespec.plan_nouns import GIB, Device, Drafter, KVGroup, MemoryBudget, Model
 
 BLOCK_TOKENS = 16
 UTILIZATION_CEILING = 0.90  # W3; jetson-inference-mem-tune MAX_GPU_UTIL
 ESTIMATES = {
-    "activation": "tokens of a batch x (4 hidden + 3 intermediate) x 2 bytes, plus fp32 logits of every sequence, twice",
+    "activation": "tokens of a batch x (4 hidden + 3 intermediate) x 2 bytes, plus twice the fp32 logits",
     "graphs": "0.3 GiB and 10 MiB a layer",
     "non_torch": "0.3 GiB, 0.75 GiB where CPU and GPU share the memory",
     "system": "1.2 GiB on boards up to 8 GB, 1.5 up to 16 GB, 3 beyond, 6 on a desktop",
 }
 
-# Bytes a parameter, jetson.md section 6; scales included. Embeddings and output layer stay in 16 bit.
+# Bytes a parameter with the scales (128 weights a group in W4A16, 16 in NVFP4). Embeddings and output layer stay in 16 bit.
 BYTES_PER_PARAMETER = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -71,6 +70,8 @@ def weight_bytes(model: Model, quantization: str) -> int:
 
 def _values_bytes(values: int, kv_dtype: str) -> float:
     """Bytes of ``values`` cached numbers of one head: 2 in 16 bit, 1 in fp8, 1/2 plus a scale per 16 in nvfp4."""
+    if kv_dtype == "fp32":
+        return 4.0 * values
     if kv_dtype.startswith("fp8"):
         return float(values)
     if kv_dtype == "nvfp4":
@@ -90,7 +91,7 @@ def group_bytes_per_token(group: KVGroup, kv_dtype: str = "auto") -> float:
 
 
 def kv_bytes_per_token(model: Model, kv_dtype: str = "auto") -> int:
-    """Bytes a further token of a long request costs: full and MLA layers; windows are full by then, states are fixed."""
+    """Bytes a further token of a long request costs: full and MLA layers (windows are full by then, states fixed)."""
     return round(sum(group_bytes_per_token(g, kv_dtype) for g in model.kv_groups if g.kind in ("full", "mla")))
 
 
@@ -171,7 +172,7 @@ def available_bytes(device: Device) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the memory of one launch. ``utilization`` None: the engine takes what it needs (llama.cpp, local)."""
+    """What decides the memory of one launch. ``utilization`` None: the engine takes what it needs."""
 
     model: Model
     utilization: float | None
@@ -215,9 +216,10 @@ def budget(device: Device, s: Settings) -> MemoryBudget:
     kv_slack = kv - needed
     admission_slack = kv_slack if s.utilization is None else available - reserve - requested
     margin = min(kv_slack, admission_slack)
+    short: Literal["", "kv", "admission", "weights"]
     if margin >= 0:
         short = ""
-    elif admission_slack < 0 and admission_slack <= kv_slack:
+    elif s.utilization is not None and admission_slack <= kv_slack:
         short = "admission"
     else:
         short = "weights" if kv < 0 else "kv"
@@ -237,7 +239,7 @@ def budget(device: Device, s: Settings) -> MemoryBudget:
         kv_bytes_per_token=per_token,
         margin=margin,
         fits=margin >= 0,
-        short_of=short,  # type: ignore[arg-type]
+        short_of=short,
     )
 
 
@@ -259,110 +261,3 @@ def highest_utilization(device: Device) -> float:
     """The highest utilization the available memory allows, 0.90 at most, in steps of 0.01."""
     room = (available_bytes(device) - system_reserve(device)) / device.memory_bytes if device.memory_bytes else 0.0
     return max(0.0, min(UTILIZATION_CEILING, math.floor(room * 100) / 100))
-
-
-@dataclass(frozen=True)
-class _Step:
-    change: Change
-    apply: Settings
-
-
-def smallest_changes(device: Device, s: Settings, variants: Sequence[Model] = ()) -> tuple[Change, ...] | None:
-    """The fewest changes (one, else two, else three) that make ``s`` fit, mildest first; None when nothing does.
-
-    Tried: fp8 KV where the device has fp8, a shorter context, fewer sequences, another utilization (never above 0.90
-    nor above what is available), and a smaller checkpoint of the same model among ``variants``.
-    """
-    knobs = [knob for knob in (_kv_knob, _context_knob, _seqs_knob, _utilization_knob) if list(knob(device, s))]
-    for size in (1, 2, 3):
-        chosen = list(itertools.combinations([*knobs, None], size))
-        for subset in chosen:
-            found = _first_fit(device, s, subset, variants)
-            if found is not None:
-                return found
-    return None
-
-
-def _first_fit(
-    device: Device, s: Settings, subset: tuple[object, ...], variants: Sequence[Model]
-) -> tuple[Change, ...] | None:
-    """The mildest values of these knobs (None stands for the checkpoint) that fit together."""
-    states: list[tuple[tuple[Change, ...], Settings]] = [((), s)]
-    for knob in subset:
-        grown: list[tuple[tuple[Change, ...], Settings]] = []
-        for changes, state in states:
-            steps = _model_knob(state, variants) if knob is None else knob(device, state)  # type: ignore[operator]
-            grown.extend(((*changes, step.change), step.apply) for step in steps)
-        states = grown
-    return next((changes for changes, state in states if budget(device, state).fits), None)
-
-
-def _kv_knob(device: Device, s: Settings) -> Iterator[_Step]:
-    if device.fp8 and s.kv_dtype in ("auto", "bfloat16") and s.utilization is not None:
-        yield _Step(
-            Change(flag="--kv-cache-dtype", value="fp8", why="halves the KV cache", rule="G5"),
-            replace(s, kv_dtype="fp8"),
-        )
-
-
-def _context_knob(device: Device, s: Settings) -> Iterator[_Step]:
-    length = s.max_model_len // 2
-    while length >= 2048:
-        yield _Step(
-            Change(
-                flag="--max-model-len", value=str(length), why="a shorter context needs less KV for one request", rule="M3"
-            ),
-            replace(s, max_model_len=length),
-        )
-        length //= 2
-
-
-def _seqs_knob(device: Device, s: Settings) -> Iterator[_Step]:
-    fewer = max(1, s.concurrency)
-    if s.max_num_seqs > fewer:
-        yield _Step(
-            Change(
-                flag="--max-num-seqs",
-                value=str(fewer),
-                why="fewer sequences need less room for logits and graphs",
-                rule="M3",
-            ),
-            replace(s, max_num_seqs=fewer),
-        )
-
-
-def _utilization_knob(device: Device, s: Settings) -> Iterator[_Step]:
-    if s.utilization is None:
-        return
-    highest = highest_utilization(device)
-    if s.utilization > highest > 0:
-        why = "the available memory must cover what the engine asks for; or free memory on the host first"
-        yield _Step(
-            Change(flag="--gpu-memory-utilization", value=f"{highest:.2f}", why=why, rule="M4"),
-            replace(s, utilization=highest),
-        )
-        return
-    step = math.floor(s.utilization * 100) + 1
-    while step / 100 <= highest + 1e-9:
-        yield _Step(
-            Change(
-                flag="--gpu-memory-utilization",
-                value=f"{step / 100:.2f}",
-                why="weights, drafter and KV share one budget; the memory is available",
-                rule="M1",
-            ),
-            replace(s, utilization=step / 100),
-        )
-        step += 1
-
-
-def _model_knob(s: Settings, variants: Sequence[Model]) -> Iterator[_Step]:
-    smaller = sorted((v for v in variants if v.weight_bytes < s.model.weight_bytes), key=lambda v: -v.weight_bytes)
-    for variant in smaller:
-        size = variant.weight_bytes / GIB
-        yield _Step(
-            Change(
-                flag="model", value=variant.id, why=f"{variant.quantization} weights, about {size:.1f} GiB", rule="M6"
-            ),
-            replace(s, model=variant),
-        )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from surespec.core import Arm, Noun
 
 GIB = 1024**3
@@ -142,7 +144,7 @@ class Drafter(Noun):
     evidence: str = ""
     source: str = ""
     rank: int = 9
-    engines: dict[str, str] = {}
+    engines: dict[str, str] = Field(default_factory=dict)
     parallel_drafting: bool = False
     max_k: int = 0
     estimated: bool = False
@@ -223,7 +225,7 @@ class PlannedArm(Noun):
     rules: tuple[str, ...]
     command: str
     argv: tuple[str, ...] = ()
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     drafter: Drafter | None = None
     memory: MemoryBudget | None = None
     changes: tuple[Change, ...] = ()
@@ -265,7 +267,7 @@ class PlanOptions(Noun):
 
 
 class Plan(Noun):
-    """The answer of ``surespec plan`` (schema ``surespec/plan/1``). Arms best first; those that do not fit come last."""
+    """The answer of ``surespec plan`` (schema ``surespec/plan/1``). Arms best first; what does not fit comes last."""
 
     device: Device
     runtime: Runtime

@@ -74,7 +74,7 @@ def shell_line(argv: Sequence[str]) -> str:
 
 
 def to_yaml(value: Any, indent: int = 0) -> str:
-    """Plain block YAML of dicts, lists and scalars; every string is written in JSON's double quotes, which YAML reads."""
+    """Plain block YAML of dicts, lists and scalars; strings are in JSON's double quotes, which YAML reads."""
     pad = "  " * indent
     if isinstance(value, Mapping) and value:
         lines = []

@@ -53,7 +53,12 @@ def graph(d: Deployment) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "components": [
-                {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [front]}}},
+                {
+                    "name": "Frontend",
+                    "type": "frontend",
+                    "replicas": 1,
+                    "podTemplate": {"spec": {"containers": [front]}},
+                },
                 {"name": "Worker", "type": "worker", "replicas": 1, "podTemplate": {"spec": {"containers": [main]}}},
             ]
         },
@@ -67,9 +72,23 @@ def render(d: Deployment) -> Command:
         files[trtllm.CONFIG_FILE] = trtllm.config_yaml(d)
     if d.kubernetes:
         argv = ("kubectl", "apply", "-f", GRAPH_FILE)
-        notes = ["a gated model needs the secret hf-token-secret with HF_TOKEN and HUGGING_FACE_HUB_TOKEN"] if d.model.gated else []
+        notes = (
+            ["a gated model needs the secret hf-token-secret with HF_TOKEN and HUGGING_FACE_HUB_TOKEN"]
+            if d.model.gated
+            else []
+        )
         return Command(argv, shell_line(argv), {**files, GRAPH_FILE: to_yaml(graph(d)) + "\n"}, tuple(notes))
     worker = worker_argv(d, discovery=True)
-    front = ["python3", "-m", "dynamo.frontend", "--http-host", d.host, "--http-port", str(d.port), "--discovery-backend", "file"]
+    front = [
+        "python3",
+        "-m",
+        "dynamo.frontend",
+        "--http-host",
+        d.host,
+        "--http-port",
+        str(d.port),
+        "--discovery-backend",
+        "file",
+    ]
     text = f"{shell_line(front)} &\nDYN_SYSTEM_PORT={_SYSTEM_PORT} {shell_line(worker)}"
     return Command(tuple(worker), text, files)

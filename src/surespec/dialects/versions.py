@@ -28,7 +28,7 @@ def at_least(version: str, floor: str) -> bool:
 
 
 def at_most(version: str, ceiling: str) -> bool:
-    """True when ``version`` is not newer than ``ceiling``, counted to the ceiling's own precision (0.16 covers 0.16.2)."""
+    """True when ``version`` is not newer than ``ceiling``, to the ceiling's own precision (0.16 covers 0.16.2)."""
     limit, numbers = release(ceiling), release(version)
     if not limit:
         return True

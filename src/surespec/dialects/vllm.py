@@ -83,9 +83,7 @@ def eagle3_target_problem(model_type: str, version: str) -> str:
     return f"vLLM {version} does not allow EAGLE-3 for {model_type}; {later[0]} or newer does"
 
 
-def speculative_config(
-    drafter: Drafter, k: int, *, schedule: list[list[int]] | None = None
-) -> dict[str, Any]:
+def speculative_config(drafter: Drafter, k: int, *, schedule: list[list[int]] | None = None) -> dict[str, Any]:
     """The arm in vLLM's words, before gating."""
     config: dict[str, Any] = {"method": drafter.method}
     if drafter.method == "ngram":

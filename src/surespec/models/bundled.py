@@ -59,7 +59,7 @@ def _model(entry: dict[str, Any], model_id: str, target_of: tuple[str, ...]) -> 
 def _weights(shape: Model, entry: dict[str, Any]) -> int:
     """Measured or published size when the table has one; else parameters (16 bit) or the formula."""
     if "weight_gib" in entry:
-        return round(entry["weight_gib"] * GIB)
+        return round(float(entry["weight_gib"]) * GIB)
     if shape.quantization == "bf16":
         return 2 * (shape.parameters or parameter_count(shape))
     return weight_bytes(shape, shape.quantization)
@@ -71,12 +71,14 @@ def bundled(name: str) -> Model | None:
 
 
 def bundled_ids() -> tuple[str, ...]:
-    """The ids of the table, aliases left out."""
-    return tuple(dict.fromkeys(model.id for model in _table().values()))
+    """The ids of the table, aliases left out, variants in."""
+    entries = load_topic("models")["model"]
+    return tuple(i for entry in entries for i in (entry["id"], *(v["id"] for v in entry.get("variants", ()))))
 
 
 def variants_of(model: Model) -> tuple[Model, ...]:
     """Other checkpoints of the same weights, smallest first: same base, other precision."""
     bases = {model.id, *model.target_of}
-    found = [m for m in {v.id: v for v in _table().values()}.values() if bases & {m.id, *m.target_of} and m.id != model.id]
+    known = [_table()[name.lower()] for name in bundled_ids()]
+    found = [m for m in known if bases & {m.id, *m.target_of} and m.quantization != model.quantization]
     return tuple(sorted(found, key=lambda m: m.weight_bytes))

@@ -1,4 +1,4 @@
-"""Folders and GGUF files: configuration and headers only. Every length a file claims is checked before it is believed."""
+"""Folders and GGUF files: configuration and headers only. A length that a file claims is checked before it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,23 @@ MAX_STRING_BYTES = 16 * 2**20
 MAX_ENTRIES = 1 << 20
 MAX_ARRAY = 1 << 22
 # llama.cpp's general.file_type -> a name; what is not listed is named by its number.
-_GGUF_TYPES = {0: "fp32", 1: "fp16", 2: "q4_0", 3: "q4_1", 7: "q8_0", 8: "q5_0", 9: "q5_1", 10: "q2_k", 12: "q3_k_m", 14: "q4_k_s", 15: "q4_k_m", 16: "q5_k_s", 17: "q5_k_m", 18: "q6_k", 32: "bf16"}
+_GGUF_TYPES = {
+    0: "fp32",
+    1: "fp16",
+    2: "q4_0",
+    3: "q4_1",
+    7: "q8_0",
+    8: "q5_0",
+    9: "q5_1",
+    10: "q2_k",
+    12: "q3_k_m",
+    14: "q4_k_s",
+    15: "q4_k_m",
+    16: "q5_k_s",
+    17: "q5_k_m",
+    18: "q6_k",
+    32: "bf16",
+}
 _GGUF_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _GGUF_FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
@@ -88,9 +104,15 @@ def from_folder(folder: Path) -> Model:
         nested = read_json(quant_file).get("quantization")
         config = {**config, "quantization_config": nested if isinstance(nested, dict) else {}}
     model = from_config(
-        config, str(folder), checkpoint_bytes=folder_weight_bytes(folder), source=f"{folder.name}/config.json", path=str(folder)
+        config,
+        str(folder),
+        checkpoint_bytes=folder_weight_bytes(folder),
+        source=f"{folder.name}/config.json",
+        path=str(folder),
     )
-    bases = tuple(str(v) for v in (config.get("_name_or_path"),) if isinstance(v, str) and "/" in v and v != str(folder))
+    bases = tuple(
+        str(v) for v in (config.get("_name_or_path"),) if isinstance(v, str) and "/" in v and v != str(folder)
+    )
     return model.model_copy(update={"target_of": bases, "tokenizer_hash": tokenizer_hash(folder / "tokenizer.json")})
 
 
@@ -157,7 +179,9 @@ def gguf_metadata(path: Path) -> tuple[dict[str, Any], int]:
             raise ModelError(f"{path}: not a GGUF file.")
         version, tensors, entries = reader.number("<I"), reader.number("<Q"), reader.number("<Q")
         if version not in (2, 3) or tensors > MAX_ENTRIES or entries > MAX_ENTRIES:
-            raise ModelError(f"{path}: GGUF version {version} with {tensors} tensors and {entries} entries is not readable.")
+            raise ModelError(
+                f"{path}: GGUF version {version} with {tensors} tensors and {entries} entries is not readable."
+            )
         metadata: dict[str, Any] = {}
         for _ in range(entries):
             key = reader.string()

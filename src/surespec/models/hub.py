@@ -45,7 +45,11 @@ def _header_bytes(repo_id: str, *, offline: bool) -> int:
     except (HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError, OSError):
         return 0
     ends = [t.data_offsets[1] for f in metadata.files_metadata.values() for t in f.tensors.values()]
-    return sum(max((t.data_offsets[1] for t in f.tensors.values()), default=0) for f in metadata.files_metadata.values()) if ends else 0
+    return (
+        sum(max((t.data_offsets[1] for t in f.tensors.values()), default=0) for f in metadata.files_metadata.values())
+        if ends
+        else 0
+    )
 
 
 def _json_file(repo_id: str, name: str, *, offline: bool, required: bool) -> dict[str, Any]:
@@ -82,7 +86,9 @@ def _json_file(repo_id: str, name: str, *, offline: bool, required: bool) -> dic
     except EntryNotFoundError as error:
         if not required:
             return {}
-        raise ModelError(f"{repo_id}: holds no {name}.", hint="A plan needs a transformers-style checkpoint.") from error
+        raise ModelError(
+            f"{repo_id}: holds no {name}.", hint="A plan needs a transformers-style checkpoint."
+        ) from error
     except (HfHubHTTPError, OSError, json.JSONDecodeError) as error:
         if not required:
             return {}

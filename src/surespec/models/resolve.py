@@ -17,7 +17,9 @@ def from_path(path: Path) -> Model:
         return from_folder(path)
     if path.suffix.lower() == ".gguf":
         return from_gguf(path)
-    raise ModelError(f"{path}: neither a model folder nor a .gguf file.", hint="Give the folder that holds config.json.")
+    raise ModelError(
+        f"{path}: neither a model folder nor a .gguf file.", hint="Give the folder that holds config.json."
+    )
 
 
 def resolve(name: str, *, offline: bool = False) -> Model:

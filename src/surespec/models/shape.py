@@ -60,16 +60,18 @@ def from_config(
     )
 
 
-def kv_groups(
-    shape: Mapping[str, Any], model_id: str, layers: int, hidden: int, heads: int
-) -> tuple[KVGroup, ...]:
-    """Which layers cache what. Sources of the keys: transformers' configs; sizes as in vllm/v1/kv_cache_interface.py."""
+def kv_groups(shape: Mapping[str, Any], model_id: str, layers: int, hidden: int, heads: int) -> tuple[KVGroup, ...]:
+    """Which layers cache what: keys of transformers' configs, sizes as in vllm/v1/kv_cache_interface.py."""
     if shape.get("kv_lora_rank"):
         latent = _whole(shape, model_id, "kv_lora_rank") + _optional(shape, model_id, "qk_rope_head_dim")
         return (KVGroup(kind="mla", layers=layers, kv_heads=1, head_dim_k=latent),)
     head_dim = _optional(shape, model_id, "head_dim") or hidden // heads
     kv_heads = _optional(shape, model_id, "num_key_value_heads", "n_head_kv") or heads
-    dims = {"kv_heads": kv_heads, "head_dim_k": head_dim, "head_dim_v": _optional(shape, model_id, "v_head_dim") or head_dim}
+    dims = {
+        "kv_heads": kv_heads,
+        "head_dim_k": head_dim,
+        "head_dim_v": _optional(shape, model_id, "v_head_dim") or head_dim,
+    }
     window = _optional(shape, model_id, "sliding_window")
     kinds = _layer_kinds(shape, layers, window)
     groups: list[KVGroup] = []
@@ -112,15 +114,21 @@ def _kind_of(name: str, window: int) -> str:
 
 
 def _state_bytes(shape: Mapping[str, Any], model_id: str, hidden: int) -> int:
-    """Bytes of one layer's state for one request: the recurrent state in 32 bit and the convolution's tail in 16 bit."""
+    """Bytes of one layer's state for one request: recurrent state in 32 bit, the convolution's tail in 16 bit."""
     if shape.get("linear_num_value_heads"):  # gated delta net
         key_heads = _optional(shape, model_id, "linear_num_key_heads")
-        key_dim, value_dim = _optional(shape, model_id, "linear_key_head_dim"), _optional(shape, model_id, "linear_value_head_dim")
+        key_dim, value_dim = (
+            _optional(shape, model_id, "linear_key_head_dim"),
+            _optional(shape, model_id, "linear_value_head_dim"),
+        )
         value_heads = _optional(shape, model_id, "linear_num_value_heads")
         channels = 2 * key_heads * key_dim + value_heads * value_dim
         tail = max(0, (_optional(shape, model_id, "linear_conv_kernel_dim") or 4) - 1)
         return value_heads * key_dim * value_dim * 4 + channels * tail * 2
-    heads, head_dim = _optional(shape, model_id, "mamba_num_heads", "mamba_n_heads"), _optional(shape, model_id, "mamba_head_dim", "mamba_d_head")
+    heads, head_dim = (
+        _optional(shape, model_id, "mamba_num_heads", "mamba_n_heads"),
+        _optional(shape, model_id, "mamba_head_dim", "mamba_d_head"),
+    )
     state = _optional(shape, model_id, "ssm_state_size", "mamba_d_state") or 16
     inner = heads * head_dim or 2 * hidden
     tail = max(0, (_optional(shape, model_id, "conv_kernel", "mamba_d_conv") or 4) - 1)
@@ -149,7 +157,7 @@ def quantization_of(config: Mapping[str, Any]) -> str:
 def _compressed(quant: Mapping[str, Any]) -> str:
     """Bits and type of the first group of a compressed-tensors configuration."""
     groups = quant.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping):
         return "fp8"

@@ -8,8 +8,10 @@ is small enough (H7), no known bug stops it. What passes becomes an arm; what do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from surespec import memory
+from surespec.fitting import smallest_changes
 from surespec.models.bundled import bundled, bundled_ids, variants_of
 from surespec.plan.arms import Sizing, baseline_command, make_arm, rank
 from surespec.plan.gates import (
@@ -27,7 +29,18 @@ from surespec.plan.heads import NGRAM, draft_for, heads_for, mtp_for
 from surespec.plan.notes import plan_notes
 from surespec.plan.runtime import engine_gate, runtime_for, runtime_refusal
 from surespec.plan.tuning import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS, schedule_problem
-from surespec.plan_nouns import GIB, Device, Drafter, Model, Plan, PlannedArm, PlanOptions, Refusal, Runtime
+from surespec.plan_nouns import (
+    GIB,
+    Device,
+    Drafter,
+    MemoryBudget,
+    Model,
+    Plan,
+    PlannedArm,
+    PlanOptions,
+    Refusal,
+    Runtime,
+)
 
 _HEADS_PER_METHOD = 2
 
@@ -49,7 +62,7 @@ def plan(
     baseline = memory.budget(device, sizing.settings)
     refused: list[Refusal] = []
     arms: list[PlannedArm] = []
-    stop = runtime_refusal(device, runtime) or small_board(place, _alternatives(place, sizing)) or ceiling(place)
+    stop = runtime_refusal(device, runtime, model) or small_board(place, _alternatives(place, sizing)) or ceiling(place)
     stop = stop or _target_too_big(place, sizing, baseline)
     if stop is not None:
         refused.append(stop)
@@ -62,12 +75,12 @@ def plan(
         model=model,
         kv_bytes_per_token=memory.kv_bytes_per_token(model, options.kv_cache_dtype),
         baseline=baseline,
-        baseline_command=baseline_command(place, sizing) if runtime_refusal(device, runtime) is None else "",
+        baseline_command=baseline_command(place, sizing) if runtime_refusal(device, runtime, model) is None else "",
         gpu_memory_utilization=utilization or 0.0,
         max_model_len=sizing.settings.max_model_len,
         arms=rank(arms),
-        refused=tuple(refused),
-        notes=plan_notes(place, baseline, arms, refused),
+        refused=_tidy(refused, arms),
+        notes=plan_notes(place, baseline, arms),
     )
 
 
@@ -77,6 +90,8 @@ def _sizing(place: Place) -> Sizing:
     if model.max_position_embeddings:
         length = min(length, model.max_position_embeddings)
     few = place.runtime.engine in ("llamacpp", "local")
+    if place.runtime.engine == "local":  # the embedded engine computes in 32 bit unless told otherwise
+        model = model.model_copy(update={"weight_bytes": 4 * model.parameters})
     settings = memory.Settings(
         model=model,
         utilization=place.utilization,
@@ -85,7 +100,7 @@ def _sizing(place: Place) -> Sizing:
         batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         concurrency=max(options.concurrency),
         tokens_per_request=options.tokens_per_request,
-        kv_dtype=options.kv_cache_dtype,
+        kv_dtype="fp32" if place.runtime.engine == "local" else options.kv_cache_dtype,
         tensor_parallel=options.tensor_parallel,
     )
     return Sizing(settings, _usable_variants(device, model))
@@ -93,59 +108,59 @@ def _sizing(place: Place) -> Sizing:
 
 def _usable_variants(device: Device, model: Model) -> tuple[Model, ...]:
     """Other checkpoints of the model in a precision the device computes in."""
-    needs = {"nvfp4": device.fp4, "mxfp4": True, "fp8": device.fp8}
-    return tuple(v for v in variants_of(model) if needs.get(v.quantization, True))
+    return tuple(v for v in variants_of(_canonical(model)) if _computes(device, v.quantization))
+
+
+def _canonical(model: Model) -> Model:
+    """The bundled facts of the same checkpoint, so that an alias finds its variants."""
+    return bundled(model.id) or model
+
+
+def _computes(device: Device, quantization: str) -> bool:
+    """Orin and Ampere have no fp8 or fp4 (G5); integer weights with 16-bit arithmetic run everywhere."""
+    return {"nvfp4": device.fp4, "fp8": device.fp8}.get(quantization, True)
 
 
 def _alternatives(place: Place, sizing: Sizing) -> tuple[str, ...]:
-    """Up to three checkpoints that fit this device without speculation: of this model first, then smaller ones."""
-    device = place.device
-    highest = memory.highest_utilization(device)
-    family = place.model.model_type[:4]
-    others = [m for m in (bundled(i) for i in bundled_ids()) if m is not None and m.model_type[:4] == family]
-    smaller = [m for m in others if m.weight_bytes < place.model.weight_bytes]
-    ordered = [*sizing.variants, *sorted(smaller, key=lambda m: -m.weight_bytes)]
+    """Up to three checkpoints that fit this device: this model's own first, in the device's own order of precision
+    (Thor NVFP4 then W4A16, Orin W4A16 then AWQ), then smaller models of the same maker."""
+    device, model = place.device, place.model
+    order = ["nvfp4", "w4a16", "awq", "fp8", "bf16"] if device.fp4 else ["w4a16", "awq", "fp8", "bf16"]
+    maker = _maker(model)
+    others = [m for m in (bundled(i) for i in bundled_ids()) if m is not None and _maker(m) == maker]
+    others = [m for m in others if m.parameters < model.parameters and _computes(device, m.quantization)]
+    own = sorted(sizing.variants, key=lambda m: order.index(m.quantization) if m.quantization in order else 9)
     found: dict[str, str] = {}
-    for candidate in ordered:
-        if candidate.quantization in ("nvfp4", "fp8") and not device.fp8:
-            continue
-        settings = _with_model(sizing.settings, candidate, highest)
-        if candidate.weight_bytes < place.model.weight_bytes and memory.budget(device, settings).fits:
-            size = candidate.weight_bytes / GIB
-            found.setdefault(
-                candidate.id, f"serve {candidate.id} ({candidate.quantization}, {size:.1f} GiB), a smaller or better-quantised model"
-            )
-    return tuple(found.values())[:3]
+    for candidate in [*own, *sorted(others, key=lambda m: (-m.parameters, m.weight_bytes))]:
+        if candidate.weight_bytes < model.weight_bytes and _fits_alone(place, sizing, candidate):
+            size = f"{candidate.quantization}, {candidate.weight_bytes / GIB:.1f} GiB"
+            found[candidate.id] = f"a smaller or better-quantised model: {candidate.id} ({size})"
+    return tuple(found.values())[:3] or ("a smaller or better-quantised model",)
 
 
-def _with_model(settings: memory.Settings, model: Model, utilization: float) -> memory.Settings:
-    from dataclasses import replace
-
-    share = settings.utilization
-    return replace(settings, model=model, utilization=None if share is None else max(share, utilization), concurrency=1, max_num_seqs=4)
+def _maker(model: Model) -> str:
+    return (model.target_of[-1] if model.target_of else _canonical(model).id).split("/")[0].lower()
 
 
-def _target_too_big(place: Place, sizing: Sizing, baseline: object) -> Refusal | None:
+def _fits_alone(place: Place, sizing: Sizing, candidate: Model) -> bool:
+    """One user, four sequences, as much of the memory as is allowed."""
+    share = None if place.utilization is None else max(place.utilization, memory.highest_utilization(place.device))
+    settings = replace(sizing.settings, model=candidate, utilization=share, concurrency=1, max_num_seqs=4)
+    return memory.budget(place.device, settings).fits
+
+
+def _target_too_big(place: Place, sizing: Sizing, budget: MemoryBudget) -> Refusal | None:
     """M2: the target does not fit, not even with a shorter context, fp8 KV or another utilization."""
-    budget = memory.budget(place.device, sizing.settings)
-    if budget.fits or memory.smallest_changes(place.device, sizing.settings) is not None:
+    if budget.fits or smallest_changes(place.device, sizing.settings) is not None:
         return None
-    changes = memory.smallest_changes(place.device, sizing.settings, sizing.variants)
-    instead = [f"{change.flag} {change.value}: {change.why}" for change in changes or ()]
-    if not changes:
-        instead = [*_alternatives(place, sizing)]
     weights = place.model.weight_bytes / place.options.tensor_parallel / GIB
-    why = f"{place.model.id} needs {weights:.1f} GiB for its weights alone; {place.device.name} has {budget.total / GIB:.1f} GiB"
+    why = f"{place.model.id} has {weights:.1f} GiB of weights; {place.device.name} has {budget.total / GIB:.1f} GiB"
     if budget.short_of == "admission":
-        why += f" of which {budget.available / GIB:.1f} GiB are free now (stop what runs there first)"
+        why += f", of which {budget.available / GIB:.1f} GiB are free now (stop what runs there first)"
     else:
-        why += f" and the engine may take {budget.requested / GIB:.1f} GiB of it"
-    return Refusal(
-        method="all",
-        rule="M2",
-        why=f"{why}.",
-        instead=(*instead, "more GPUs (--tensor-parallel)" if place.device.gpus > 1 else "memory tuning (F4)"),
-    )
+        why += f", of which the engine may take {budget.requested / GIB:.1f} GiB"
+    more = "more GPUs (--tensor-parallel-size)" if place.device.gpus > 1 else "memory tuning (F4)"
+    return Refusal(method="all", rule="M2", why=f"{why}.", instead=(*_alternatives(place, sizing), more))
 
 
 def _candidates(place: Place, given: Sequence[Drafter] | None, refused: list[Refusal]) -> list[Drafter]:
@@ -161,9 +176,18 @@ def _candidates(place: Place, given: Sequence[Drafter] | None, refused: list[Ref
     if draft is not None:
         found.append(draft)
     else:
-        refused.append(Refusal(method="draft_model", rule="H4", why=f"{place.model.id}: {why}.", instead=("bring one of the same tokenizer",)))
+        refused.append(
+            Refusal(
+                method="draft_model",
+                rule="H4",
+                why=f"{place.model.id}: {why}.",
+                instead=("bring one of the same tokenizer",),
+            )
+        )
     if not any(d.method == "eagle3" for d in heads):
-        offers = ([f"draft_model with {draft.id} (C2)"] if draft else []) + ["ngram, for answers that repeat the prompt (E5)"]
+        offers = ([f"draft_model with {draft.id} (C2)"] if draft else []) + [
+            "ngram, for answers that repeat the prompt (E5)"
+        ]
         refused.append(
             Refusal(
                 method="eagle3",
@@ -176,36 +200,48 @@ def _candidates(place: Place, given: Sequence[Drafter] | None, refused: list[Ref
     return found
 
 
-def _consider(
-    place: Place, sizing: Sizing, drafter: Drafter, arms: list[PlannedArm], refused: list[Refusal]
-) -> None:
+def _consider(place: Place, sizing: Sizing, drafter: Drafter, arms: list[PlannedArm], refused: list[Refusal]) -> None:
     """One drafter through the gates: an arm (and its dynamic twin), or a refusal."""
-    for gate in (engine_method(place, drafter.method), drafter_engine(place, drafter), known_bug(place, drafter), draft_size(place, drafter)):
-        if gate is not None:
-            if gate not in refused:
-                refused.append(gate)
-            return
-    same = [arm for arm in arms if arm.method == drafter.method and _plain(arm)]
-    limit = _HEADS_PER_METHOD if drafter.method == "eagle3" and not drafter.parallel_drafting else 1
-    if len([a for a in same if bool(a.drafter and a.drafter.parallel_drafting) == drafter.parallel_drafting]) >= limit:
+    gates = (
+        engine_method(place, drafter.method),
+        drafter_engine(place, drafter),
+        known_bug(place, drafter),
+        draft_size(place, drafter),
+    )
+    stop = next((gate for gate in gates if gate is not None), None)
+    if stop is not None:
+        refused.append(stop)
         return
-    suffix = drafter.id.split("/")[0].lower() if same and not drafter.parallel_drafting else ""
+    same = [a for a in arms if a.drafter and (a.method, a.drafter.parallel_drafting) == _kind(drafter)]
+    if len({a.drafter.id for a in same if a.drafter}) >= (_HEADS_PER_METHOD if drafter.method == "eagle3" else 1):
+        return
+    if drafter.parallel_drafting and same:
+        return
+    suffix = drafter.id.split("/")[0].lower() if same else ""
+    varies = drafter.method in ("eagle3", "mtp", "draft_model") and not same and not schedule_problem(place)
     overload = load_only(place, drafter.method)
-    can_vary = not schedule_problem(place) and drafter.method in ("eagle3", "mtp", "draft_model") and not same
     if overload is not None:
-        if overload not in refused:
-            refused.append(overload)
-        if can_vary or (not place.runtime.version and drafter.method == "eagle3" and not same and place.runtime.engine == "vllm"):
-            arms.append(make_arm(place, sizing, drafter, dynamic=True, suffix=suffix))
+        refused.append(overload)
+        if varies:
+            arms.append(make_arm(place, sizing, drafter, dynamic=True))
         return
     arms.append(make_arm(place, sizing, drafter, suffix=suffix))
-    busy = max(place.options.concurrency) >= LOAD_CONCURRENCY
-    if busy and can_vary and place.engine_version and drafter.method == "eagle3":
-        arms.append(make_arm(place, sizing, drafter, dynamic=True, suffix=suffix))
+    if varies and drafter.method == "eagle3" and max(place.options.concurrency) >= LOAD_CONCURRENCY:
+        arms.append(make_arm(place, sizing, drafter, dynamic=True))
 
 
-def _plain(arm: PlannedArm) -> bool:
-    return "num_speculative_tokens_per_batch_size" not in arm.speculative_config
+def _kind(drafter: Drafter) -> tuple[str, bool]:
+    return drafter.method, drafter.parallel_drafting
+
+
+def _tidy(refused: Sequence[Refusal], arms: Sequence[PlannedArm]) -> tuple[Refusal, ...]:
+    """One refusal a method and rule; a head that another engine serves is no refusal where the method has an arm."""
+    kept: dict[tuple[str, str], Refusal] = {}
+    for refusal in refused:
+        served = refusal.rule == "V2" and any(arm.method == refusal.method for arm in arms)
+        if not served:
+            kept.setdefault((refusal.method, refusal.rule), refusal)
+    return tuple(kept.values())
 
 
 __all__ = ["plan", "runtime_for"]

@@ -10,6 +10,7 @@ from surespec.dialects import Deployment, render
 from surespec.dialects import vllm as vllm_dialect
 from surespec.dialects.base import compact_json
 from surespec.dialects.versions import release
+from surespec.fitting import smallest_changes
 from surespec.plan.cost import break_even_length
 from surespec.plan.gates import FLAGGED_DRAFT_SHARE, LOAD_CONCURRENCY, Place, bugs_for
 from surespec.plan.tuning import DEFAULT_SEQS, batch_schedule, behaviour_notes, start_k, tuning_for
@@ -62,9 +63,7 @@ def arm_utilization(place: Place, with_drafter: memory.Settings) -> _Utilization
     return _Utilization(lowered, ("C5",), note)
 
 
-def make_arm(
-    place: Place, sizing: Sizing, drafter: Drafter, *, dynamic: bool = False, suffix: str = ""
-) -> PlannedArm:
+def make_arm(place: Place, sizing: Sizing, drafter: Drafter, *, dynamic: bool = False, suffix: str = "") -> PlannedArm:
     """The arm of one drafter at its starting k; ``dynamic`` adds k by batch size."""
     k, rules = start_k(place.device.family, drafter)
     seqs = place.options.max_num_seqs or DEFAULT_SEQS
@@ -74,7 +73,7 @@ def make_arm(
     chosen = arm_utilization(place, settings)
     settings = replace(settings, utilization=chosen.value)
     budget = memory.budget(place.device, settings)
-    changes = () if budget.fits else (memory.smallest_changes(place.device, settings, sizing.variants) or ())
+    changes = () if budget.fits else (smallest_changes(place.device, settings, sizing.variants) or ())
 
     wanted = vllm_dialect.speculative_config(drafter, k, schedule=schedule)
     version = place.engine_version if place.runtime.host_engine == "vllm" else ""
@@ -159,9 +158,13 @@ def drafter_notes(place: Place, sizing: Sizing, drafter: Drafter, k: int) -> lis
     """What has to be known about this drafter on this target."""
     notes = []
     if drafter.match == "shape":
-        notes.append(f"H1: {drafter.id} fits by architecture and vocabulary only; it was trained for another checkpoint.")
+        notes.append(
+            f"H1: {drafter.id} fits by architecture and vocabulary only; it was trained for another checkpoint."
+        )
     elif drafter.match == "variant":
-        notes.append(f"H1: {drafter.id} was trained for the original checkpoint of {place.model.id}; measure its acceptance.")
+        notes.append(
+            f"H1: {drafter.id} was trained for the original checkpoint of {place.model.id}; measure its acceptance."
+        )
     length = sizing.settings.max_model_len
     if drafter.context and drafter.method != "draft_model" and length > drafter.context:
         notes.append(
@@ -191,7 +194,11 @@ def _warnings(place: Place, drafter: Drafter) -> Sequence[dict[str, str]]:
 
 def _dynamic_note(place: Place, under_load: bool) -> str:
     needs = "" if release(place.runtime.version) else " It needs vLLM 0.24 or newer: check the version first."
-    view = "W3 says not at this concurrency; the other view (NVIDIA's concurrency-8 figure) has to be measured. " if under_load else ""
+    view = (
+        "W3 says not at this concurrency; the other view (NVIDIA's concurrency-8 figure) has to be measured. "
+        if under_load
+        else ""
+    )
     return f"{view}K1: the table is a start to be measured, not a finding; k = 0 is not free.{needs}"
 
 

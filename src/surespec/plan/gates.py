@@ -14,7 +14,7 @@ from surespec.plan_nouns import GIB, Device, Drafter, Model, PlanOptions, Refusa
 from surespec.rules import load_topic
 
 LOAD_CONCURRENCY = 8
-SMALL_FAMILIES = ("orin-nx", "orin-nano")
+JETSON_FAMILIES = ("thor", "agx-orin")
 MAX_DRAFT_SHARE = 0.5
 FLAGGED_DRAFT_SHARE = 0.25
 
@@ -32,8 +32,8 @@ class Place:
 
 
 def small_board(place: Place, alternatives: Sequence[str]) -> Refusal | None:
-    """W4: no drafter with weights on Orin NX and Orin Nano."""
-    if place.device.family not in SMALL_FAMILIES:
+    """W4: of the Jetsons only Thor and AGX Orin; never Orin NX and Orin Nano."""
+    if place.device.kind != "jetson" or place.device.family in JETSON_FAMILIES:
         return None
     return Refusal(
         method="all",
@@ -58,7 +58,7 @@ def ceiling(place: Place) -> Refusal | None:
     return Refusal(
         method="all",
         rule="W3",
-        why=f"gpu-memory-utilization is {place.utilization:.2f}, at the ceiling of {UTILIZATION_CEILING:.2f}: no headroom.",
+        why=f"gpu-memory-utilization is {place.utilization:.2f}, at its ceiling of {UTILIZATION_CEILING:.2f}.",
         instead=(
             "free 2 GB or more (jetson-inference-mem-tune), lower gpu-memory-utilization, then plan again",
             "a smaller or better-quantised checkpoint of the model",
@@ -168,5 +168,7 @@ def known_bug(place: Place, drafter: Drafter) -> Refusal | None:
     """A known problem that stops the arm."""
     for bug in bugs_for(place, drafter.method, drafter):
         if bug["effect"] == "refuse":
-            return Refusal(method=drafter.method, rule="V2", why=f"{bug['what']} ({bug['source']}).", instead=(bug["fix"],))
+            return Refusal(
+                method=drafter.method, rule="V2", why=f"{bug['what']} ({bug['source']}).", instead=(bug["fix"],)
+            )
     return None

@@ -54,7 +54,7 @@ def _same_name(target: str, model: Model) -> Match | None:
 
 
 def heads_for(model: Model) -> tuple[Drafter, ...]:
-    """The published heads for this target, best first. Heads that fit by shape only are given when none fits by name."""
+    """The published heads for this target, best first; those that fit by shape only when none fits by name."""
     found: list[tuple[Match, dict[str, Any]]] = []
     for entry in load_topic("heads")["head"]:
         match = match_of(entry, model)
@@ -72,7 +72,9 @@ def _drafter(match: Match, entry: dict[str, Any], model: Model) -> Drafter:
     if block:
         parameters = block_drafter_parameters(hidden, inner, heads, entry["kv_heads"], entry["head_dim"], layers)
     else:
-        parameters = eagle3_parameters(hidden, inner, heads, entry["kv_heads"], entry["head_dim"], entry["draft_vocab_size"])
+        parameters = eagle3_parameters(
+            hidden, inner, heads, entry["kv_heads"], entry["head_dim"], entry["draft_vocab_size"]
+        )
     return Drafter(
         method=entry["method"],
         id=entry["id"],

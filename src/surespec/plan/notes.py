@@ -7,17 +7,29 @@ from collections.abc import Sequence
 from surespec import memory
 from surespec.dialects.versions import at_least, release
 from surespec.plan.gates import LOAD_CONCURRENCY, Place, bugs_for
-from surespec.plan_nouns import GIB, MemoryBudget, PlannedArm, Refusal
+from surespec.plan_nouns import GIB, MemoryBudget, PlannedArm
 
 MOSTLY_TTFT = 0.5
 
 
-def plan_notes(
-    place: Place, baseline: MemoryBudget, arms: Sequence[PlannedArm], refused: Sequence[Refusal]
-) -> tuple[str, ...]:
+def plan_notes(place: Place, baseline: MemoryBudget, arms: Sequence[PlannedArm]) -> tuple[str, ...]:
     """The notes of a plan, most important first."""
-    notes = [*_machine(place), *_runtime(place), *_workload(place, arms), *_memory(place, baseline, arms), *_model(place)]
-    notes += [f"Known problem: {b['what']}; {b['fix']} ({b['source']})." for b in bugs_for(place, "", None) if "method" not in b and "draft" not in b] if arms else []
+    notes = [
+        *_machine(place),
+        *_runtime(place, arms),
+        *_workload(place, arms),
+        *_memory(place, baseline, arms),
+        *_model(place),
+    ]
+    notes += (
+        [
+            f"Known problem: {b['what']}; {b['fix']} ({b['source']})."
+            for b in bugs_for(place, "", None)
+            if "method" not in b and "draft" not in b
+        ]
+        if arms
+        else []
+    )
     return tuple(dict.fromkeys(notes))
 
 
@@ -36,18 +48,20 @@ def _machine(place: Place) -> list[str]:
     return notes
 
 
-def _runtime(place: Place) -> list[str]:
+def _runtime(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
     runtime = place.runtime
     notes = []
     if runtime.engine == "dynamo":
-        notes.append(f"V5: fields are written for {runtime.host_engine} {place.engine_version}, which this Dynamo pins.")
+        notes.append(
+            f"V5: fields are written for {runtime.host_engine} {place.engine_version}, which this Dynamo pins."
+        )
         if place.device.gpus == 1:
             notes.append("E3: for one GPU the engine alone is simpler.")
         if runtime.host_engine == "sglang":
             notes.append("D2: Dynamo's own matrix lists speculation with SGLang as in progress.")
-    elif runtime.engine == "vllm" and not release(runtime.version):
+    elif arms and runtime.engine == "vllm" and not release(runtime.version):
         notes.append(
-            f"V4: the version of vLLM is not known; only what {runtime.oldest or 'every release'} and newer take is written."
+            f"V4: the version of vLLM is not known; only what {runtime.oldest or 'every release'} takes is written."
         )
     if runtime.engine == "vllm" and runtime.image:
         notes.append("E2: the image is started with --entrypoint vllm, so that `serve` is not doubled.")
@@ -67,8 +81,11 @@ def _workload(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
     low, high = min(options.concurrency), max(options.concurrency)
     if arms and low <= 2 and high >= LOAD_CONCURRENCY:
         dynamic = any("num_speculative_tokens_per_batch_size" in a.speculative_config for a in arms)
-        offer = "the dynamic arm below does" if dynamic else "num_speculative_tokens_per_batch_size of vLLM 0.24 and newer does"
-        notes.append(f"W3: at {LOAD_CONCURRENCY} streams speculation may lose; the contrary has been measured too, and lowering k with the batch ({offer}) avoids the loss. Both are measured (P1).")
+        offer = "the dynamic arm" if dynamic else "num_speculative_tokens_per_batch_size, vLLM 0.24 and newer"
+        notes.append(
+            f"W3: at {LOAD_CONCURRENCY} streams speculation may lose. Gains there have been measured too, and k can "
+            f"fall as the batch grows ({offer}): measure concurrency {LOAD_CONCURRENCY} before keeping anything (P1)."
+        )
     elif arms and 2 < low < LOAD_CONCURRENCY:
         notes.append(f"W2: speculation fits concurrency 1 or 2 best; at {low} expect less.")
     if arms:
@@ -79,17 +96,13 @@ def _workload(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
 def _memory(place: Place, baseline: MemoryBudget, arms: Sequence[PlannedArm]) -> list[str]:
     notes = []
     if not baseline.fits:
-        changes = memory_words(place)
-        notes.append(f"M3: the target alone does not fit as asked (short by {-baseline.margin / GIB:.2f} GiB); {changes}.")
+        short = -baseline.margin / GIB
+        helps = "; each arm lists the smallest changes that help" if arms else ""
+        notes.append(f"M3: the target alone does not fit as asked (short by {short:.2f} GiB){helps}.")
     if place.device.unified and place.device.available_bytes is None and place.device.kind != "cpu":
         used = memory.system_use(place.device) / GIB
         notes.append(f"M4: free memory was not read; {used:.1f} GiB are taken as the system's own.")
     return notes
-
-
-def memory_words(place: Place) -> str:
-    """What the arms' ``changes`` are about."""
-    return "each arm lists the smallest changes that make it fit"
 
 
 def _model(place: Place) -> list[str]:

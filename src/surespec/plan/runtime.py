@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from surespec.dialects.versions import at_least, release
 from surespec.errors import UsageError
-from surespec.plan_nouns import ENGINE_NAMES, Device, Refusal, Runtime
+from surespec.plan_nouns import ENGINE_NAMES, Device, Model, Refusal, Runtime
 from surespec.rules import load_topic
 
-ORIN_FAMILIES = ("agx-orin", "orin-nx", "orin-nano")
+LOCAL_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
 def default_engine(device: Device) -> str:
@@ -37,7 +37,7 @@ def runtime_for(
     chosen = image or (entry["image"] if entry else "")
     oldest = entry["min_version"] if entry and not image else facts["oldest"]
     return Runtime(
-        engine=name,  # type: ignore[arg-type]
+        engine=name,
         version=version or _tag_version(image),
         oldest=oldest,
         image=chosen,
@@ -75,10 +75,18 @@ def engine_gate(runtime: Runtime) -> str:
     return str(known.get(runtime.host_engine, ""))
 
 
-def runtime_refusal(device: Device, runtime: Runtime) -> Refusal | None:
+def _local_refusal(runtime: Runtime, model: Model) -> Refusal | None:
+    """The embedded engine reads Llama-like dense models only (E6)."""
+    if runtime.engine != "local" or model.model_type in LOCAL_MODEL_TYPES:
+        return None
+    why = f"The embedded engine reads {', '.join(LOCAL_MODEL_TYPES)}, not {model.model_type or model.architecture}."
+    return Refusal(method="all", rule="E6", why=why, instead=("--engine llamacpp", "--engine vllm"))
+
+
+def runtime_refusal(device: Device, runtime: Runtime, model: Model) -> Refusal | None:
     """Why nothing can be planned with this runtime on this device, or None."""
     if device.kind != "jetson":
-        return None
+        return _local_refusal(runtime, model)
     if device.family == "thor" and "jetson-orin" in runtime.image:
         return Refusal(
             method="all",
@@ -96,7 +104,10 @@ def runtime_refusal(device: Device, runtime: Runtime) -> Refusal | None:
         )
     if runtime.engine == "sglang" and device.family != "thor":
         return Refusal(
-            method="all", rule="E1", why="There is no SGLang image for Orin.", instead=("--engine vllm", "--engine llamacpp")
+            method="all",
+            rule="E1",
+            why="There is no SGLang image for Orin.",
+            instead=("--engine vllm", "--engine llamacpp"),
         )
     upstream = device.family == "thor" or (release(device.l4t)[:1] or (0,))[0] >= 39
     if runtime.engine == "vllm" and upstream and runtime.version and not at_least(runtime.version, "0.20"):

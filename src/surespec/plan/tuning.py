@@ -5,7 +5,7 @@ from __future__ import annotations
 from surespec.dialects.base import compact_json
 from surespec.dialects.versions import at_least, release
 from surespec.dialects.vllm import field_problem
-from surespec.plan.gates import Place
+from surespec.plan.gates import LOAD_CONCURRENCY, Place
 from surespec.plan_nouns import Drafter, Tuning
 
 DEFAULT_SEQS = 256
@@ -46,11 +46,14 @@ def schedule_problem(place: Place) -> str:
         return ""
     if place.runtime.host_engine != "vllm":
         return f"{place.runtime.engine} takes no such table"
+    if place.runtime.engine == "vllm" and not release(place.runtime.version):
+        # V4 would leave the field out; where load is all there is, it is offered with a note instead.
+        return "" if min(place.options.concurrency) >= LOAD_CONCURRENCY else "the version is not known"
     return field_problem("num_speculative_tokens_per_batch_size", place.engine_version)
 
 
 def capture_sizes(k: int, max_num_seqs: int) -> list[int]:
-    """Capture sizes with every multiple of k + 1 up to 8 sequences, then in steps, and the plain ones for the baseline."""
+    """Capture sizes with every multiple of k + 1 up to 8 sequences, then in steps, and some plain ones."""
     width = k + 1
     sequences = [n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32) if n <= max(1, max_num_seqs)]
     plain = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(1, max_num_seqs)]
@@ -68,7 +71,7 @@ def tuning_for(place: Place, drafter: Drafter, k: int) -> tuple[Tuning, ...]:
                 rule="G1",
                 flag="--compilation-config",
                 value=compact_json({"cudagraph_capture_sizes": sizes}),
-                why=f"a verify step of n sequences has n x {k + 1} tokens; without that size it runs at the next larger one",
+                why=f"verifying n sequences takes n x {k + 1} tokens; without that size it runs at the next larger one",
             )
         )
         found.extend(_draft_fields(place, drafter))

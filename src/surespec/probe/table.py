@@ -68,7 +68,9 @@ def parse_l4t(text: str) -> str:
     cleaned = text.strip().lower().removeprefix("l4t").strip(" -_").removeprefix("r")
     numbers = release(cleaned)
     if not numbers or not 30 <= numbers[0] < 100:
-        raise UsageError(f"--l4t {text}: not an L4T release.", hint="Write it as in /etc/nv_tegra_release, e.g. 36.4.3 or 39.2.")
+        raise UsageError(
+            f"--l4t {text}: not an L4T release.", hint="Write it as in /etc/nv_tegra_release, e.g. 36.4.3 or 39.2."
+        )
     return ".".join(str(n) for n in numbers)
 
 
@@ -98,9 +100,8 @@ def gpu_by_name(name: str, memory_bytes: int) -> Device | None:
     words = " ".join(name.lower().replace("-", " ").split())
     found: list[tuple[int, int, str]] = []
     for sku, entry in load_topic("devices").items():
-        for text in entry.get("match", ()):
-            if f" {text} " in f" {words} ":
-                found.append((-len(text), abs(entry["visible_mib"] * MIB - memory_bytes), sku))
+        distance = abs(entry["visible_mib"] * MIB - memory_bytes)
+        found += [(-len(text), distance, sku) for text in entry.get("match", ()) if f" {text} " in f" {words} "]
     return table_device(min(found)[2]) if found else None
 
 
