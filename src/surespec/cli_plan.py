@@ -250,7 +250,7 @@ def _print_plan(result: Plan) -> None:
             fits = "yes" if arm.fits else "no"
             row = (arm.name, drafter, util, fits, f"{arm.margin_gib:.2f}", even)
             table.add_row(*(escape(cell) for cell in row), " ".join(arm.rules))
-        table.caption = "break-even: tokens a step must yield to be no slower than the baseline (an estimate)"
+        table.caption = "break-even: tokens a step must yield to lose nothing (an estimate)"
         console.print(table)
     shared = [n for n in result.arms[0].notes if all(n in a.notes for a in result.arms)] if len(result.arms) > 1 else []
     for arm in result.arms:

@@ -24,7 +24,7 @@ ESTIMATES = {
     "system": "1.2 GiB on boards up to 8 GB, 1.5 up to 16 GB, 3 beyond, 6 on a desktop",
 }
 
-# Bytes a parameter with the scales (128 weights a group in W4A16, 16 in NVFP4). Embeddings and output layer stay in 16 bit.
+# Bytes a parameter, scales included (a group of 128 in W4A16, of 16 in NVFP4); embeddings and output layer in 16 bit.
 BYTES_PER_PARAMETER = {
     "fp32": 4.0,
     "bf16": 2.0,

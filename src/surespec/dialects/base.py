@@ -12,7 +12,8 @@ from typing import Any
 from surespec.plan_nouns import Device, Drafter, Model, Runtime
 
 _HOME = re.compile(r"^\$HOME/[\w./:-]*$")
-_PLAIN_KEY = re.compile(r"^[A-Za-z_][\w.-]*$")
+# A key that YAML reads as a text without quotes (not as a boolean or null).
+_PLAIN_KEY = re.compile(r"^(?!(?:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][\w.-]*$", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def to_yaml(value: Any, indent: int = 0) -> str:
     if isinstance(value, Mapping) and value:
         lines = []
         for key, entry in value.items():
-            name = str(key) if isinstance(key, int) or _PLAIN_KEY.match(str(key)) else json.dumps(str(key))
+            plain = isinstance(key, int) or _PLAIN_KEY.match(str(key))
+            name = str(key) if plain else json.dumps(str(key), ensure_ascii=False)
             nested = isinstance(entry, (Mapping, list, tuple)) and bool(entry)
             lines.append(f"{pad}{name}:" + (f"\n{to_yaml(entry, indent + 1)}" if nested else f" {to_yaml(entry)}"))
         return "\n".join(lines)

@@ -62,10 +62,13 @@ def plan(
     baseline = memory.budget(device, sizing.settings)
     refused: list[Refusal] = []
     arms: list[PlannedArm] = []
-    stop = runtime_refusal(device, runtime, model) or small_board(place, _alternatives(place, sizing)) or ceiling(place)
-    stop = stop or _target_too_big(place, sizing, baseline)
-    if stop is not None:
-        refused.append(stop)
+    first = runtime_refusal(device, runtime, model)
+    stops = (first,) if first else small_board(place, _alternatives(place, sizing))
+    if not stops:
+        full = ceiling(place) or _target_too_big(place, sizing, baseline)
+        stops = (full,) if full else ()
+    if stops:
+        refused.extend(stops)
     else:
         for drafter in _candidates(place, drafters, refused):
             _consider(place, sizing, drafter, arms, refused)
@@ -75,7 +78,7 @@ def plan(
         model=model,
         kv_bytes_per_token=memory.kv_bytes_per_token(model, options.kv_cache_dtype),
         baseline=baseline,
-        baseline_command=baseline_command(place, sizing) if runtime_refusal(device, runtime, model) is None else "",
+        baseline_command=baseline_command(place, sizing) if first is None else "",
         gpu_memory_utilization=utilization or 0.0,
         max_model_len=sizing.settings.max_model_len,
         arms=rank(arms),
@@ -117,7 +120,9 @@ def _canonical(model: Model) -> Model:
 
 
 def _computes(device: Device, quantization: str) -> bool:
-    """Orin and Ampere have no fp8 or fp4 (G5); integer weights with 16-bit arithmetic run everywhere."""
+    """Orin and Ampere have no fp8 or fp4 (G5); integer weights with 16-bit arithmetic run on every GPU."""
+    if device.kind == "cpu":
+        return quantization in ("bf16", "fp16", "fp32")
     return {"nvfp4": device.fp4, "fp8": device.fp8}.get(quantization, True)
 
 

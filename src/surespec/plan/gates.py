@@ -31,20 +31,25 @@ class Place:
     engine_version: str
 
 
-def small_board(place: Place, alternatives: Sequence[str]) -> Refusal | None:
-    """W4: of the Jetsons only Thor and AGX Orin; never Orin NX and Orin Nano."""
-    if place.device.kind != "jetson" or place.device.family in JETSON_FAMILIES:
-        return None
-    return Refusal(
-        method="all",
-        rule="W4",
-        why=(
-            f"{place.device.name} has {place.device.memory_gb:g} GB for system, target, drafter and both caches; "
-            "EAGLE-3 runs out of memory there and speculation is planned for Thor and AGX Orin only."
+def small_board(place: Place, alternatives: Sequence[str]) -> tuple[Refusal, ...]:
+    """W4: of the Jetsons only Thor and AGX Orin; never EAGLE-3 on Orin NX and Orin Nano. One refusal a method."""
+    device = place.device
+    if device.kind != "jetson" or device.family in JETSON_FAMILIES:
+        return ()
+    shared = f"{device.name} has {device.memory_gb:g} GB for the system, the target and every cache"
+    free = "free memory first (jetson-inference-mem-tune, jetson-headless-mode), then serve without speculation"
+    instead = (*alternatives, free)
+    by_hand = "by hand, with llama.cpp: --spec-type ngram-simple, for answers that repeat the prompt"
+    return (
+        Refusal(method="eagle3", rule="W4", why=f"{shared}; an EAGLE-3 head runs it out of memory.", instead=instead),
+        Refusal(
+            method="draft_model", rule="W4", why=f"{shared}; a second model does not fit beside it.", instead=instead
         ),
-        instead=(
-            *alternatives,
-            "free memory first (jetson-inference-mem-tune, jetson-headless-mode), then serve without speculation",
+        Refusal(
+            method="ngram",
+            rule="W4",
+            why="Speculation is planned for Thor and AGX Orin only; ngram needs no memory, but it is not proven here.",
+            instead=(by_hand,),
         ),
     )
 

@@ -1,0 +1,120 @@
+"""The commands probe, plan and explain: output, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from surespec.cli_plan import explain_command, parse_concurrency, plan_command, probe_command
+from surespec.errors import UsageError
+
+BOARDS = Path(__file__).parents[1] / "data" / "plan" / "boards"
+app = typer.Typer()
+app.command("plan")(plan_command)
+app.command("probe")(probe_command)
+app.command("explain")(explain_command)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def document(*arguments: str) -> tuple[int, dict[str, Any]]:
+    code, text = run(*arguments, "--json")
+    return code, json.loads(text)
+
+
+def test_plan_json_has_the_contracts_fields() -> None:
+    code, got = document("plan", "--model", "Llama-3.1-8B", "--device", "thor-t5000")
+    assert code == 0 and got["schema"] == "surespec/plan/1"
+    assert got["device"]["sku"] == "thor-t5000" and got["device"]["memory_gb"] == 128
+    assert got["model"]["kv_bytes_per_token"] == 131072
+    wanted = {
+        "name", "method", "num_speculative_tokens", "speculative_config", "gpu_memory_utilization", "fits",
+        "margin_gib", "rules", "command",
+    }  # fmt: skip
+    assert wanted <= set(got["arms"][0])
+    assert isinstance(got["refused"], list) and isinstance(got["notes"], list)
+
+
+def test_plan_without_an_arm_exits_10() -> None:
+    code, got = document("plan", "--model", "Qwen3-8B", "--device", "orin-nano-8gb")
+    assert code == 10 and got["arms"] == []
+    assert {"method", "rule", "why", "instead"} <= set(got["refused"][0])
+
+
+def test_plan_for_people() -> None:
+    code, text = run("plan", "--model", "Llama-3.1-8B", "--device", "thor-t5000")
+    assert code == 0 and "eagle3-k5" in text and "--entrypoint vllm" in text
+    code, text = run("plan", "--model", "Qwen3-8B", "--device", "orin-nano-8gb")
+    assert code == 10 and "refused eagle3 by W4" in text and "keep the deployment as it is" in text
+
+
+def test_plan_on_a_captured_board() -> None:
+    code, got = document("plan", "--model", "Qwen3-8B", "--root", str(BOARDS / "thor-t4000"))
+    assert code == 0 and any("70W" in note for note in got["notes"])
+
+
+def test_plan_needs_a_model() -> None:
+    with pytest.raises(UsageError, match="no model"):
+        run("plan", "--device", "thor-t5000")
+
+
+@pytest.mark.parametrize("engine", ["vlm", "dynamo-foo"])
+def test_unknown_engine(engine: str) -> None:
+    with pytest.raises(UsageError, match="no such engine"):
+        run("plan", "--model", "Qwen3-8B", "--device", "h100", "--engine", engine)
+
+
+def test_version_must_be_one() -> None:
+    with pytest.raises(UsageError, match="not a version"):
+        run("plan", "--model", "Qwen3-8B", "--device", "h100", "--engine-version", "newest")
+
+
+def test_dynamo_graph() -> None:
+    _, got = document("plan", "--model", "Llama-3.1-8B", "--device", "h100", "--engine", "dynamo", "--kubernetes")
+    assert "DynamoGraphDeployment" in got["arms"][0]["files"]["surespec-dynamo.yaml"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", (1,)), ("1,8", (1, 8)), ("8,8", (8,))])
+def test_concurrency(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_concurrency(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "0", "1,,8", "99999"])
+def test_bad_concurrency(text: str) -> None:
+    with pytest.raises(UsageError, match="--concurrency"):
+        parse_concurrency(text)
+
+
+def test_probe_json() -> None:
+    code, got = document("probe", "--device", "orin-agx-64gb", "--l4t", "36.4.3", "--model", "Qwen3-8B")
+    assert code == 0 and got["schema"] == "surespec/probe/1"
+    assert got["device"]["jetpack"] == "6.2" and got["model"]["num_layers"] == 36 and got["engines"] == {}
+
+
+def test_probe_for_people() -> None:
+    code, text = run("probe", "--root", str(BOARDS / "orin-agx-32gb"))
+    assert code == 0 and "L4T 39.2.0" in text and "MODE_30W" in text
+
+
+def test_probe_of_this_machine() -> None:
+    code, got = document("probe")
+    assert code == 0 and got["device"]["simulated"] is False and "local" in got["engines"]
+
+
+def test_explain() -> None:
+    code, text = run("explain", "c5")
+    assert code == 0 and text.startswith("C5: ") and "source: S1" in text and "but:" in text
+    _, got = document("explain", "W4")
+    assert got["schema"] == "surespec/rule/1" and got["source"].startswith("S1")
+    _, listed = document("explain")
+    assert len(listed["rules"]) > 50
