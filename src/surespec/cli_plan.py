@@ -89,6 +89,8 @@ def plan_command(
     if not name:
         raise UsageError("plan: no model.", hint="Give --model, --recipe or --endpoint.")
     found = find_device(device, l4t, root)
+    if server is not None and found.unified and not found.reclaimable_bytes:
+        found = _with_running_server(found)
     runtime = runtime_for(
         found,
         engine or facts.get("engine", "") or (server.engine if server else ""),
@@ -141,6 +143,15 @@ def explain_command(
     print(f"{entry.name}: {entry.rule}\n  why:    {entry.why}\n  source: {entry.source}")
     if entry.contradiction:
         print(f"  but:    {entry.contradiction}")
+
+
+def _with_running_server(device: Device) -> Device:
+    """On shared memory without figures a program, what is missing beyond the system's own use is the server's (M7)."""
+    from surespec.memory import system_use
+
+    free = device.available_bytes if device.available_bytes is not None else device.memory_bytes
+    held = max(0, device.memory_bytes - system_use(device) - free)
+    return device.model_copy(update={"reclaimable_bytes": held})
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:

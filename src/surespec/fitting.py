@@ -21,8 +21,9 @@ _Knob = Callable[[Device, Settings], Iterator[_Step]]
 
 
 def smallest_changes(device: Device, s: Settings, variants: Sequence[Model] = ()) -> tuple[Change, ...] | None:
-    """The fewest changes (one, else two, else three) that make ``s`` fit, mildest first; None when nothing does.
+    """The fewest changes that make ``s`` fit, mildest first; None when nothing does.
 
+    One or two settings come before another checkpoint, another checkpoint (with one more setting) before three.
     Tried: fp8 KV where the device has fp8, a shorter context, fewer sequences, another utilization (never above 0.90
     nor above what is available), and a smaller checkpoint of the same model among ``variants``.
     """
@@ -30,12 +31,13 @@ def smallest_changes(device: Device, s: Settings, variants: Sequence[Model] = ()
     def model_knob(_: Device, state: Settings) -> Iterator[_Step]:
         return _smaller_checkpoints(state, variants)
 
-    knobs: list[_Knob] = [_kv_knob, _context_knob, _seqs_knob, _utilization_knob, model_knob]
-    for size in (1, 2, 3):
-        for subset in itertools.combinations(knobs, size):
-            found = _first_fit(device, s, subset)
-            if found is not None:
-                return found
+    knobs: list[_Knob] = [_kv_knob, _context_knob, _seqs_knob, _utilization_knob]
+    one, two, three = (list(itertools.combinations(knobs, size)) for size in (1, 2, 3))
+    other = [(model_knob,), *((model_knob, *subset) for subset in one)]
+    for subset in (*one, *two, *other, *three):
+        found = _first_fit(device, s, subset)
+        if found is not None:
+            return found
     return None
 
 

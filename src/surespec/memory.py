@@ -164,9 +164,9 @@ def system_reserve(device: Device) -> int:
 
 
 def available_bytes(device: Device) -> int:
-    """What is free now, as read, or the table's size less an estimate of the system's own use."""
+    """What is free once running servers are stopped (M7), or the table's size less an estimate of the system's use."""
     if device.available_bytes is not None:
-        return device.available_bytes
+        return min(device.memory_bytes, device.available_bytes + device.reclaimable_bytes)
     return max(0, device.memory_bytes - system_use(device))
 
 

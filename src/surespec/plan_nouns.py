@@ -22,6 +22,7 @@ DeviceKind = Literal["jetson", "unified", "gpu", "cpu"]
 class Device(Noun):
     """One machine. ``memory_bytes`` is what an engine can see, ``available_bytes`` what is free now (None: not read).
 
+    ``reclaimable_bytes`` are held by GPU programs now, such as the deployment a plan would replace (M7).
     ``sku`` is the table's id (``thor-t5000``), ``family`` groups boards that share rules. ``unified`` means that CPU
     and GPU share the memory. ``assumed`` names the facts that were not read but taken from the table.
     """
@@ -33,10 +34,12 @@ class Device(Noun):
     memory_gb: float
     memory_bytes: int
     available_bytes: int | None = None
+    reclaimable_bytes: int = 0
     bandwidth_gb_s: float | None = None
     compute_capability: str = ""
     fp8: bool = False
     fp4: bool = False
+    bf16: bool = True
     gpus: int = 1
     l4t: str = ""
     jetpack: str = ""

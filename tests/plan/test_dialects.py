@@ -16,7 +16,7 @@ from surespec.dialects.versions import at_least, at_most, release
 from surespec.dialects.vllm import field_problem, gate, method_problem
 from surespec.models import bundled
 from surespec.plan import runtime_for
-from surespec.plan_nouns import Drafter, Model
+from surespec.plan_nouns import Device, Drafter, Model
 from surespec.probe.table import simulated_device
 
 HEAD = Drafter(method="eagle3", id="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
@@ -34,8 +34,8 @@ def known(name: str) -> Model:
     return model
 
 
-def deployment(device: str = "h100", engine: str = "vllm", **changes: Any) -> Deployment:
-    found = simulated_device(device)
+def deployment(device: str | Device = "h100", engine: str = "vllm", **changes: Any) -> Deployment:
+    found = simulated_device(device) if isinstance(device, str) else device
     fields: dict[str, Any] = {
         "device": found,
         "runtime": runtime_for(found, engine),
@@ -97,7 +97,10 @@ def test_a_model_path_with_spaces_is_mounted_and_quoted() -> None:
 def test_cpu_vllm_is_started_as_a_module() -> None:
     argv = render(deployment("cpu", utilization=None)).argv
     assert argv[:4] == ("python", "-m", "vllm.entrypoints.openai.api_server", "--model")
-    assert "--gpu-memory-utilization" not in argv
+    assert "--gpu-memory-utilization" not in argv and "--dtype" not in argv
+    old = simulated_device("cpu").model_copy(update={"bf16": False})
+    argv = render(deployment(old, utilization=None, runtime=runtime_for(old, "vllm"))).argv
+    assert argv[argv.index("--dtype") + 1] == "float32"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ CASES: dict[str, Case] = {
     "thor-llamacpp": ("thor-t5000", "", "Llama-3.1-8B", "llamacpp", "", {}),
     "thor-trtllm": ("thor-t5000", "", "Llama-3.1-8B", "trtllm", "", {}),
     "thor-board": ("boards/thor-t5000", "", "Llama-3.1-8B", "", "", {}),
+    "thor-serving-board": ("boards/thor-serving", "", "Llama-3.1-8B", "", "", {}),
     "thor-t4000-board": ("boards/thor-t4000", "", "Qwen3-8B", "", "", {}),
     "thor-container": ("boards/thor-container", "", "Qwen3-8B", "", "0.31.0", {}),
     "agx64-llama8b-draft": ("orin-agx-64gb", "39.2", "Llama-3.1-8B", "", "0.20.0", {}),

@@ -450,6 +450,24 @@ def test_break_even_is_below_what_was_measured_on_thor() -> None:
     assert arm.break_even_length is not None and 1.3 < arm.break_even_length < 6 / 1.34
 
 
+def test_k4_an_arm_that_can_never_pay_is_refused() -> None:
+    target = known("Qwen/Qwen3-8B-AWQ").model_copy(update={"weight_bytes": round(2.3 * GIB)})
+    result = made("orin-agx-64gb", target)
+    assert "4 is the most" in refusal(result, "draft_model", "K4").why
+
+
+def test_k2_a_smaller_k_is_offered_for_experts() -> None:
+    arm = made("thor-t5000", "Qwen3-30B-A3B").arms[0]
+    assert any(note.startswith("K2") and "at k = 2" in note for note in arm.notes)
+
+
+def test_cost_of_wide_steps_is_near_the_measured_one() -> None:
+    """vllm-mlx PR#763: widths 2, 3, 5, 8 cost 1.59, 1.84, 2.44, 3.32 times one on a MoE of 128 experts; within 30 %."""
+    model = known("Qwen3-30B-A3B")
+    for width, measured in ((2, 1.59), (3, 1.84), (5, 2.44), (8, 3.32)):
+        assert bytes_per_step(model, width) / bytes_per_step(model, 1) == pytest.approx(measured, rel=0.30)
+
+
 def test_start_k_respects_a_heads_own_limit() -> None:
     dspark = next(h for h in heads_for(known("Qwen3-8B")) if h.method == "dspark")
     assert start_k("gpu", dspark)[0] == 4 and start_k("gpu", dspark.model_copy(update={"max_k": 2}))[0] == 2

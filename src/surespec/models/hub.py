@@ -29,8 +29,25 @@ def from_hub(repo_id: str, *, offline: bool = False) -> Model:
     size = index.get("metadata", {}).get("total_size") if isinstance(index.get("metadata"), dict) else None
     checkpoint = int(size) if isinstance(size, (int, float)) and size > 0 else _header_bytes(repo_id, offline=offline)
     model = from_config(config, repo_id, checkpoint_bytes=checkpoint, source=f"{repo_id} config.json on Hugging Face")
-    base = config.get("_name_or_path")
-    return model.model_copy(update={"target_of": (base,) if isinstance(base, str) and "/" in base else ()})
+    named = config.get("_name_or_path")
+    bases = (named,) if isinstance(named, str) and named.count("/") == 1 and named != repo_id else ()
+    return model.model_copy(update={"target_of": bases or _bases(repo_id, offline=offline)})
+
+
+def _bases(repo_id: str, *, offline: bool) -> tuple[str, ...]:
+    """The base models a repository's card names; none when that cannot be read."""
+    if offline:
+        return ()
+    from huggingface_hub import model_info
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        card = model_info(repo_id).card_data
+    except (HfHubHTTPError, OSError, ValueError):
+        return ()
+    named = card.get("base_model") if card is not None else None
+    values = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    return tuple(str(value) for value in values if "/" in str(value))
 
 
 def _header_bytes(repo_id: str, *, offline: bool) -> int:

@@ -23,6 +23,7 @@ from surespec.plan.gates import (
     engine_method,
     known_bug,
     load_only,
+    never_pays,
     small_board,
 )
 from surespec.plan.heads import NGRAM, draft_for, heads_for, mtp_for
@@ -93,7 +94,8 @@ def _sizing(place: Place) -> Sizing:
     if model.max_position_embeddings:
         length = min(length, model.max_position_embeddings)
     few = place.runtime.engine in ("llamacpp", "local")
-    if place.runtime.engine == "local":  # the embedded engine computes in 32 bit unless told otherwise
+    in_32_bit = place.runtime.engine == "local" or (place.runtime.engine == "vllm" and not device.bf16)
+    if in_32_bit and model.format != "gguf":  # the embedded engine's default; a CPU that emulates bfloat16
         model = model.model_copy(update={"weight_bytes": 4 * model.parameters})
     settings = memory.Settings(
         model=model,
@@ -103,7 +105,7 @@ def _sizing(place: Place) -> Sizing:
         batched_tokens=options.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         concurrency=max(options.concurrency),
         tokens_per_request=options.tokens_per_request,
-        kv_dtype="fp32" if place.runtime.engine == "local" else options.kv_cache_dtype,
+        kv_dtype="fp32" if in_32_bit else options.kv_cache_dtype,
         tensor_parallel=options.tensor_parallel,
     )
     return Sizing(settings, _usable_variants(device, model))
@@ -224,13 +226,19 @@ def _consider(place: Place, sizing: Sizing, drafter: Drafter, arms: list[Planned
         return
     suffix = drafter.id.split("/")[0].lower() if same else ""
     varies = drafter.method in ("eagle3", "mtp", "draft_model") and not same and not schedule_problem(place)
+    varies = varies and not drafter.parallel_drafting
     overload = load_only(place, drafter.method)
     if overload is not None:
         refused.append(overload)
         if varies:
             arms.append(make_arm(place, sizing, drafter, dynamic=True))
         return
-    arms.append(make_arm(place, sizing, drafter, suffix=suffix))
+    arm = make_arm(place, sizing, drafter, suffix=suffix)
+    hopeless = never_pays(arm)
+    if hopeless is not None:
+        refused.append(hopeless)
+        return
+    arms.append(arm)
     if varies and drafter.method == "eagle3" and max(place.options.concurrency) >= LOAD_CONCURRENCY:
         arms.append(make_arm(place, sizing, drafter, dynamic=True))
 

@@ -179,6 +179,11 @@ def drafter_notes(place: Place, sizing: Sizing, drafter: Drafter, k: int) -> lis
     if drafter.gated or place.model.gated:
         gated = drafter.id if drafter.gated else place.model.id
         notes.append(f"H5: {gated} is gated: set HF_TOKEN (and HUGGING_FACE_HUB_TOKEN for Dynamo).")
+    if place.model.num_experts and k > 2:
+        even = [break_even_length(place.model, drafter, n) for n in (k, 2)]
+        notes.append(
+            f"K2: it breaks even at {even[0]:.2f} tokens a step, at k = 2 at {even[1]:.2f}; try the smaller k too."
+        )
     if drafter.estimated:
         notes.append(f"The size of {drafter.id or 'the MTP layers'} is an estimate from its shape.")
     if drafter.evidence:

@@ -10,7 +10,7 @@ from surespec.dialects import methods_of
 from surespec.dialects import vllm as vllm_dialect
 from surespec.dialects.versions import at_least, at_most, release
 from surespec.memory import UTILIZATION_CEILING
-from surespec.plan_nouns import GIB, Device, Drafter, Model, PlanOptions, Refusal, Runtime
+from surespec.plan_nouns import GIB, Device, Drafter, Model, PlannedArm, PlanOptions, Refusal, Runtime
 from surespec.rules import load_topic
 
 LOAD_CONCURRENCY = 8
@@ -78,7 +78,7 @@ def load_only(place: Place, method: str) -> Refusal | None:
     return Refusal(
         method=method,
         rule="W3",
-        why=f"concurrency {min(place.options.concurrency)} is 8 or more; a fixed k costs throughput there.",
+        why=f"the least concurrency asked for is {min(place.options.concurrency)}; a fixed k costs throughput there.",
         instead=(
             "k by batch size: num_speculative_tokens_per_batch_size (vLLM 0.24 or newer), measured (K1)",
             "no speculation",
@@ -111,17 +111,16 @@ def drafter_engine(place: Place, drafter: Drafter) -> Refusal | None:
     """A head is planned only where an engine is known to serve it, from the version known on."""
     if not drafter.engines:
         return None
-    engine = place.runtime.engine
-    key = engine if engine in drafter.engines else (place.runtime.host_engine if engine == "dynamo" else engine)
+    key = place.runtime.host_engine
     if key not in drafter.engines:
         served = ", ".join(drafter.engines)
         return Refusal(
             method=drafter.method,
             rule="V2",
-            why=f"{drafter.id} is not known to be served by {engine} (known: {served}).",
+            why=f"{drafter.id} is not known to be served by {key} (known: {served}).",
             instead=tuple(f"--engine {name}" for name in drafter.engines),
         )
-    version = place.runtime.version if key == engine else place.engine_version
+    version = place.runtime.version if place.runtime.engine == key else place.engine_version
     floor = drafter.engines[key]
     if release(version) and not at_least(version, floor):
         return Refusal(
@@ -145,6 +144,19 @@ def draft_size(place: Place, drafter: Drafter) -> Refusal | None:
             f"the target {place.model.weight_bytes / GIB:.2f} GiB for a step."
         ),
         instead=("an EAGLE-3 head", "ngram, for answers that repeat the prompt"),
+    )
+
+
+def never_pays(arm: PlannedArm) -> Refusal | None:
+    """K4: more than k + 1 tokens a step cannot come."""
+    most = arm.num_speculative_tokens + 1
+    if arm.break_even_length is None or arm.break_even_length <= most:
+        return None
+    return Refusal(
+        method=arm.method,
+        rule="K4",
+        why=f"{arm.name} would have to yield {arm.break_even_length:.2f} tokens a step, and {most} is the most it can.",
+        instead=("an EAGLE-3 head", "a smaller draft, or a larger target"),
     )
 
 

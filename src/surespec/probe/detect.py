@@ -35,7 +35,20 @@ def detect(machine: Machine) -> Device:
     """The device of this machine (live or captured)."""
     total, available = memory_of(machine)
     device = _jetson(machine, total, available) or _gpu(machine, total, available) or _cpu(machine, total, available)
-    return device.model_copy(update={"in_container": in_container(machine)})
+    update: dict[str, object] = {"in_container": in_container(machine)}
+    held = held_by_programs(machine) if device.kind in ("jetson", "unified") else device.reclaimable_bytes
+    if held > BUSY_BYTES:
+        warning = (
+            f"M7: {held / GIB:.1f} GiB are held by GPU programs now; a plan counts them as free, so stop those first."
+        )
+        update |= {"reclaimable_bytes": held, "warnings": (*device.warnings, warning)}
+    return device.model_copy(update=update)
+
+
+def held_by_programs(machine: Machine) -> int:
+    """Bytes that GPU programs hold on shared memory, where the driver says so (Thor, GB10; not Orin)."""
+    values = [_mib(line) for line in machine.output("nvidia-smi-apps.csv").splitlines()]
+    return sum(value for value in values if value is not None)
 
 
 def memory_of(machine: Machine) -> tuple[int, int | None]:
@@ -121,7 +134,7 @@ def _sku(machine: Machine, family: str, total: int) -> str:
     """The size variant: Thor's TNSPEC first, then what the system sees."""
     if family == "thor":
         spec = machine.read("/etc/nv_boot_control.conf").lower()
-        known = re.search(r"t(5000|4000)|p3834-0008", spec)
+        known = re.search(r"\bt(5000|4000)\b|3834-(?:\d+-)?0008", spec)
         if known:
             return "thor-t4000" if known[1] == "4000" else "thor-t5000"
     size = round(total / GIB)
@@ -142,10 +155,6 @@ def _gpu(machine: Machine, total: int, available: int | None) -> Device | None:
     warnings = []
     if unified:
         gpu_total, free = total or base.memory_bytes, available
-    elif used is not None and used > BUSY_BYTES:
-        warnings.append(
-            f"M4: {used / GIB:.1f} GiB of the GPU's memory are in use now; a plan counts only what is free."
-        )
     if unified and base.kind == "gpu":
         warnings.append(f"{name}: nvidia-smi does not give its memory; the system's is taken.")
     return base.model_copy(
@@ -154,6 +163,7 @@ def _gpu(machine: Machine, total: int, available: int | None) -> Device | None:
             "memory_bytes": gpu_total,
             "memory_gb": base.memory_gb if known else round((gpu_total or 0) / GIB, 1),
             "available_bytes": free,
+            "reclaimable_bytes": used if used is not None and not unified else 0,
             "compute_capability": capability or base.compute_capability,
             "gpus": len(rows),
             "assumed": (),
@@ -194,6 +204,7 @@ def _cpu(machine: Machine, total: int, available: int | None) -> Device:
     flags = machine.read("/proc/cpuinfo")
     device = cpu_device(f"CPU only ({found[1].strip()})" if found else "CPU only", total, available)
     warnings = []
-    if found and "avx512_bf16" not in flags and "amx_bf16" not in flags and "bf16" not in flags:
-        warnings.append("This CPU emulates bfloat16: run vLLM with --dtype float32, or speculation cannot win.")
-    return device.model_copy(update={"warnings": tuple(warnings)})
+    bf16 = not found or "bf16" in flags
+    if not bf16:
+        warnings.append("This CPU emulates bfloat16: vLLM needs --dtype float32 there, or speculation cannot win.")
+    return device.model_copy(update={"warnings": tuple(warnings), "bf16": bf16})

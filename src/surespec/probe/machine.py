@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--query-gpu=name,memory.total,memory.used,memory.free,compute_cap,driver_version",
         "--format=csv,noheader,nounits",
     ),
+    "nvidia-smi-apps.csv": ("nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"),
     "nvpmodel.txt": ("nvpmodel", "-q"),
     "dpkg-l4t.txt": ("dpkg-query", "--showformat=${Version}", "--show", "nvidia-l4t-core"),
 }
