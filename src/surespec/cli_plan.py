@@ -93,7 +93,7 @@ def plan_command(
         found = _with_running_server(found)
     runtime = runtime_for(
         found,
-        engine or facts.get("engine", "") or (server.engine if server else ""),
+        engine or facts.get("engine", "") or (server.engine if server else "") or ("dynamo" if kubernetes else ""),
         engine_version or facts.get("engine_version", "") or (server.version if server else ""),
         image or facts.get("image", ""),
         speculating=bool(facts.get("speculative_config") or (server and server.speculating)),

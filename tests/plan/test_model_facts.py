@@ -222,6 +222,44 @@ def test_gated_repository_names_both_tokens(monkeypatch: pytest.MonkeyPatch) -> 
         raise GatedRepoError.__new__(GatedRepoError)  # its constructor wants a response of the HTTP library
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr("surespec.models.hub._reachable", lambda: True)
     with pytest.raises(ModelError, match="gated") as caught:
         resolve("somebody/gated-model")
     assert "HF_TOKEN" in caught.value.hint and "HUGGING_FACE_HUB_TOKEN" in caught.value.hint
+
+
+def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FetchError, match="cannot be reached"):
+        resolve("somebody/unknown-model")
+
+
+def test_a_hub_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """config.json and the index are read; the base model comes from the card."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "quantization_config": {"quant_method": "fp8"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 777}}))
+
+    def download(_: str, name: str, **__: object) -> str:
+        if not (tmp_path / name).exists():
+            raise EntryNotFoundError.__new__(EntryNotFoundError)
+        return str(tmp_path / name)
+
+    class Info:
+        card_data: dict[str, object] = {"base_model": ["meta-llama/Llama-3.1-8B-Instruct"]}  # noqa: RUF012
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda _: Info())
+    monkeypatch.setattr("surespec.models.hub._reachable", lambda: True)
+    model = resolve("someone/tiny-fp8")
+    assert (model.id, model.quantization, model.weight_bytes) == ("someone/tiny-fp8", "fp8", 777)
+    assert model.target_of == ("meta-llama/Llama-3.1-8B-Instruct",)

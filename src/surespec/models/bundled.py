@@ -76,6 +76,11 @@ def bundled_ids() -> tuple[str, ...]:
     return tuple(i for entry in entries for i in (entry["id"], *(v["id"] for v in entry.get("variants", ()))))
 
 
+def canonical_ids() -> tuple[str, ...]:
+    """The ids of the table without variants."""
+    return tuple(entry["id"] for entry in load_topic("models")["model"])
+
+
 def variants_of(model: Model) -> tuple[Model, ...]:
     """Other checkpoints of the same weights, smallest first: same base, other precision."""
     bases = {model.id, *model.target_of}

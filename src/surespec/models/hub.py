@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 from surespec.errors import FetchError, ModelError
-from surespec.models.bundled import bundled_ids
+from surespec.models.bundled import bundled_ids, canonical_ids
 from surespec.models.headers import read_json
 from surespec.models.shape import from_config
 from surespec.plan_nouns import Model
+
+REACH_TIMEOUT_S = 4.0
 
 
 def from_hub(repo_id: str, *, offline: bool = False) -> Model:
@@ -20,6 +23,7 @@ def from_hub(repo_id: str, *, offline: bool = False) -> Model:
     Raises ModelError when the repository does not exist, is gated or holds no configuration; FetchError without a
     network and without a cached copy.
     """
+    offline = offline or not _reachable()
     config = _json_file(repo_id, "config.json", offline=offline, required=True)
     quant = _json_file(repo_id, "hf_quant_config.json", offline=offline, required=False)
     if quant and "quantization_config" not in config:
@@ -48,6 +52,25 @@ def _bases(repo_id: str, *, offline: bool) -> tuple[str, ...]:
     named = card.get("base_model") if card is not None else None
     values = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     return tuple(str(value) for value in values if "/" in str(value))
+
+
+def _reachable() -> bool:
+    """Whether the hub's host can be connected to, asked once and briefly: the hub's own client retries for long."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    parts = urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies().get(parts.scheme):
+        return True  # the proxy resolves names, this machine may not
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=REACH_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _header_bytes(repo_id: str, *, offline: bool) -> int:
@@ -98,7 +121,7 @@ def _json_file(repo_id: str, name: str, *, offline: bool, required: bool) -> dic
             return {}
         raise FetchError(
             f"{repo_id}: its facts are not bundled, not cached, and Hugging Face cannot be reached.",
-            hint=f"Give a local folder, or one of: {', '.join(i for i in bundled_ids() if '/' in i)}.",
+            hint=f"Give a local folder, or one of: {', '.join(canonical_ids())}.",
         ) from error
     except EntryNotFoundError as error:
         if not required:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surespec.errors import ModelError, UsageError
-from surespec.models.bundled import bundled, bundled_ids
+from surespec.models.bundled import bundled, canonical_ids
 from surespec.models.headers import from_folder, from_gguf
 from surespec.models.hub import from_hub
 from surespec.plan_nouns import Model
@@ -39,6 +39,6 @@ def resolve(name: str, *, offline: bool = False) -> Model:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UsageError(
             f"--model {name}: there is no such file, and it is not a Hugging Face id (owner/name).",
-            hint=f"Known without a network: {', '.join(i for i in bundled_ids() if '/' in i)}.",
+            hint=f"Known without a network: {', '.join(canonical_ids())}.",
         )
     return from_hub(name, offline=offline)

@@ -33,7 +33,7 @@ def bytes_per_step(model: Model, tokens: int) -> float:
 
 
 def drafting_bytes(model: Model, drafter: Drafter, k: int) -> float:
-    """Bytes the drafter reads a step: itself k times, a parallel drafter once, a model's own layers as its layers do."""
+    """Bytes the drafter reads a step: itself k times, a parallel drafter once; own layers as the target's layers do."""
     if drafter.method == "mtp":
         return k * model.mtp_layers * bytes_per_step(model, 1) / model.num_layers
     reads = 1 if drafter.parallel_drafting or drafter.method in ("dflash", "dspark") else k
