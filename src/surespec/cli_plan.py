@@ -33,9 +33,10 @@ def probe_command(
     as_json: JsonFlag = False,
 ) -> None:
     """What is here: device, engines, model, running server."""
+    from surespec.planning import recipe_facts
     from surespec.probe import probe
 
-    facts = _recipe_facts(recipe)
+    facts = recipe_facts(recipe)
     found = probe(
         device=device, l4t=l4t, root=root, model=model or facts.get("model", ""), endpoint=endpoint, offline=offline
     )
@@ -60,6 +61,9 @@ def plan_command(
         str, typer.Option("--endpoint", help="Take engine, version and model from a running server.")
     ] = "",
     recipe: Annotated[Path | None, typer.Option("--recipe", help="The text that starts the deployment.")] = None,
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="Plan with this head or draft: a folder or a Hugging Face id.")
+    ] = "",
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="Concurrencies that matter, e.g. 1 or 1,8.")
     ] = "1,8",
@@ -78,40 +82,36 @@ def plan_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Ranked arms, refusals by rule, memory, and the exact command of each. Nothing is launched."""
-    from surespec.models import resolve
-    from surespec.plan import plan, runtime_for
     from surespec.plan_nouns import PlanOptions
-    from surespec.probe import find_device, probe_endpoint
+    from surespec.planning import PlanRequest, make_plan
 
-    facts = _recipe_facts(recipe)
-    server = probe_endpoint(endpoint) if endpoint else None
-    name = model or facts.get("model", "") or (server.model if server else "")
-    if not name:
-        raise UsageError("plan: no model.", hint="Give --model, --recipe or --endpoint.")
-    found = find_device(device, l4t, root)
-    if server is not None and found.unified and not found.reclaimable_bytes:
-        found = _with_running_server(found)
-    runtime = runtime_for(
-        found,
-        engine or facts.get("engine", "") or (server.engine if server else "") or ("dynamo" if kubernetes else ""),
-        engine_version or facts.get("engine_version", "") or (server.version if server else ""),
-        image or facts.get("image", ""),
-        speculating=bool(facts.get("speculative_config") or (server and server.speculating)),
-    )
     options = PlanOptions(
         concurrency=parse_concurrency(concurrency),
-        max_model_len=max_model_len or facts.get("max_model_len") or (server.max_model_len if server else None),
-        max_num_seqs=max_num_seqs or facts.get("max_num_seqs"),
-        max_num_batched_tokens=max_num_batched_tokens or facts.get("max_num_batched_tokens"),
-        gpu_memory_utilization=gpu_memory_utilization or facts.get("gpu_memory_utilization"),
-        kv_cache_dtype=kv_cache_dtype if kv_cache_dtype != "auto" else facts.get("kv_cache_dtype") or "auto",
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
         tensor_parallel=tensor_parallel_size,
-        already_speculates=runtime.speculating,
         host=host,
         port=port,
         kubernetes=kubernetes,
     )
-    result = plan(found, runtime, resolve(name, offline=offline), options)
+    request = PlanRequest(
+        model=model,
+        device=device,
+        l4t=l4t,
+        root=root,
+        engine=engine,
+        engine_version=engine_version,
+        image=image,
+        endpoint=endpoint,
+        recipe=recipe,
+        drafter=drafter,
+        offline=offline,
+        options=options,
+    )
+    result = make_plan(request)
     if as_json:
         _print_json(result.document())
     else:
@@ -145,15 +145,6 @@ def explain_command(
         print(f"  but:    {entry.contradiction}")
 
 
-def _with_running_server(device: Device) -> Device:
-    """On shared memory without figures a program, what is missing beyond the system's own use is the server's (M7)."""
-    from surespec.memory import system_use
-
-    free = device.available_bytes if device.available_bytes is not None else device.memory_bytes
-    held = max(0, device.memory_bytes - system_use(device) - free)
-    return device.model_copy(update={"reclaimable_bytes": held})
-
-
 def parse_concurrency(text: str) -> tuple[int, ...]:
     """``1,8`` -> (1, 8). Raises UsageError."""
     try:
@@ -165,29 +156,6 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     if not all(1 <= value <= 4096 for value in values):
         raise UsageError(f"--concurrency {text}: each must be between 1 and 4096.")
     return values
-
-
-def _recipe_facts(recipe: Path | None) -> dict[str, Any]:
-    """What a recipe says that planning needs; empty without one."""
-    if recipe is None:
-        return {}
-    from surespec.recipe import read_recipe
-
-    read = read_recipe(recipe)
-    names = (
-        "engine",
-        "engine_version",
-        "image",
-        "model",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "kv_cache_dtype",
-        "speculative_config",
-    )
-    values = {name: getattr(read, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 def _print_json(document: dict[str, Any]) -> None:

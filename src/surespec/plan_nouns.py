@@ -95,6 +95,7 @@ class Model(Noun):
     """A target or a draft: shape, weights and cache, no tensors.
 
     ``target_of``: ids this checkpoint was made from, nearest first (its base for a quantised or fine-tuned variant).
+    ``drafts`` is the method a drafting head's configuration says (``eagle3`` ...), empty for a model of its own.
     ``intermediate_size`` is one expert's for a mixture of experts.
     """
 
@@ -116,6 +117,8 @@ class Model(Noun):
     weight_source: str = ""
     kv_groups: tuple[KVGroup, ...] = ()
     mtp_layers: int = 0
+    draft_vocab_size: int = 0
+    drafts: str = ""
     target_of: tuple[str, ...] = ()
     gated: bool = False
     license: str = ""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from surespec import memory
 from surespec.errors import FetchError, ModelError, UsageError
@@ -263,3 +265,18 @@ def test_a_hub_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     model = resolve("someone/tiny-fp8")
     assert (model.id, model.quantization, model.weight_bytes) == ("someone/tiny-fp8", "fp8", 777)
     assert model.target_of == ("meta-llama/Llama-3.1-8B-Instruct",)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.binary(max_size=300),
+    prefix=st.sampled_from([b"", b"GGUF", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0" + b"\1" + b"\0" * 7]),
+)
+def test_any_bytes_are_a_model_error_and_nothing_else(tmp_path: Path, data: bytes, prefix: bytes) -> None:
+    for name in ("x.gguf", "x.safetensors"):
+        file = tmp_path / name
+        file.write_bytes(prefix + data)
+        try:
+            from_path(file) if name.endswith("gguf") else safetensors_bytes(file)
+        except ModelError as error:
+            assert name in str(error)

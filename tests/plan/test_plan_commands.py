@@ -118,3 +118,37 @@ def test_explain() -> None:
     assert got["schema"] == "surespec/rule/1" and got["source"].startswith("S1")
     _, listed = document("explain")
     assert len(listed["rules"]) > 50
+
+
+def test_a_brought_head_by_flag(tmp_path: Path) -> None:
+    head = {
+        "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": 576,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
+        "draft_vocab_size": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    common = ("plan", "--device", "cpu", "--engine", "local", "--drafter", str(tmp_path))
+    code, got = document(*common, "--model", "smollm2-135m")
+    assert code == 0 and got["arms"][0]["speculative_config"]["model"] == str(tmp_path)
+    code, got = document(*common, "--model", "Qwen3-0.6B")
+    assert code == 10 and got["refused"][0]["rule"] == "H3"
+
+
+def test_an_installed_engine_gives_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surespec.planning.installed_engines", lambda: {"vllm": "0.31.0"})
+    _, got = document("plan", "--model", "smollm2-135m", "--engine", "vllm")
+    assert got["runtime"]["version"] == "0.31.0" and not any("V4" in note for note in got["notes"])
+
+
+def test_a_running_server_is_taken_as_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from surespec.probe import Endpoint
+
+    server = Endpoint(
+        url="http://x", engine="vllm", version="0.24.0", model="Qwen/Qwen3-8B", max_model_len=4096, speculating=True
+    )
+    monkeypatch.setattr("surespec.planning.probe_endpoint", lambda _: server)
+    _, got = document("plan", "--endpoint", "http://x", "--root", str(BOARDS / "orin-agx-64gb"), "--l4t", "39.2")
+    assert got["model"]["id"] == "Qwen/Qwen3-8B" and got["max_model_len"] == 4096
+    arm = got["arms"][0]
+    assert arm["gpu_memory_utilization"] == got["gpu_memory_utilization"]  # C5: it speculates already
+    assert any("speculates already" in note for note in arm["notes"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surespec.models import bundled, from_config
-from surespec.plan import plan, runtime_for
+from surespec.plan import brought, plan, runtime_for
 from surespec.plan.cost import break_even_length, bytes_per_step, distinct_experts
 from surespec.plan.gates import LOAD_CONCURRENCY
 from surespec.plan.heads import NGRAM, base_name, draft_for, draft_problem, head_problem, heads_for
@@ -492,3 +492,69 @@ def test_the_context_never_exceeds_the_models() -> None:
 
 def test_plans_are_deterministic() -> None:
     assert made("thor-t5000", "Qwen3-8B") == made("thor-t5000", "Qwen3-8B")
+
+
+# --- drafters that the user brings -----------------------------------------------------------------------------------
+
+
+def head_config(**changes: Any) -> dict[str, Any]:
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "draft_vocab_size": 32000,
+        "max_position_embeddings": 2048,
+    }
+    return {**config, **changes}
+
+
+def test_a_brought_head_is_planned_and_sized_by_its_files() -> None:
+    head = from_config(head_config(), "me/my-head", checkpoint_bytes=900_000_000)
+    found = brought(head, known("Llama-3.1-8B"))
+    assert not isinstance(found, Refusal)
+    assert (found.method, found.weight_bytes, found.kv_bytes_per_token) == ("eagle3", 900_000_000, 4096)
+    device = simulated_device("thor-t5000")
+    result = plan(device, runtime_for(device), known("Llama-3.1-8B"), drafters=[found])
+    assert result.arms[0].speculative_config["model"] == "me/my-head"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_size": 5120}, "hidden size"),
+        ({"vocab_size": 32000, "draft_vocab_size": 32000}, "vocabulary"),
+        ({"draft_vocab_size": 200000}, "drafts from 200000"),
+    ],
+)
+def test_h3_a_head_of_another_target_is_refused(changes: dict[str, Any], word: str) -> None:
+    found = brought(from_config(head_config(**changes), "me/head"), known("Llama-3.1-8B"))
+    assert isinstance(found, Refusal) and found.rule == "H3" and word in found.why
+    device = simulated_device("thor-t5000")
+    result = plan(device, runtime_for(device), known("Llama-3.1-8B"), drafters=[found])
+    assert result.arms == () and result.refused == (found,)
+
+
+def test_heads_in_the_speculators_format_are_read() -> None:
+    layer = {k: v for k, v in head_config().items() if k not in ("architectures", "draft_vocab_size")}
+    config = {"speculators_model_type": "eagle3", "draft_vocab_size": 32000, "transformer_layer_config": layer}
+    head = from_config(config, "RedHatAI/x")
+    assert (head.drafts, head.draft_vocab_size, head.hidden_size) == ("eagle3", 32000, 4096)
+
+
+def test_a_brought_draft_model() -> None:
+    found = brought(known("Llama-3.2-1B"), known("Llama-3.1-8B"))
+    assert not isinstance(found, Refusal) and found.method == "draft_model"
+    other = brought(known("Llama-3.2-1B"), known("Qwen3-8B"))
+    assert isinstance(other, Refusal) and other.rule == "H4"
+
+
+def test_a_native_engine_on_a_jetson_needs_no_image() -> None:
+    board = simulated_device("thor-t5000")
+    native = runtime_for(board, "vllm", "0.21.0", native=True)
+    assert native.image == ""
+    assert plan(board, native, known("Llama-3.1-8B")).arms[0].command.startswith("vllm serve ")

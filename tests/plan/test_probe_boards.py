@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from surespec.errors import InputFileError, UsageError
 from surespec.memory import available_bytes
@@ -139,3 +141,19 @@ def test_an_empty_capture_is_a_cpu_without_facts(tmp_path: Path) -> None:
 def test_this_machine_can_be_read() -> None:
     device = find_device()
     assert device.memory_bytes > 0 and not device.simulated
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(smi=st.text(max_size=200), tegra=st.text(max_size=100), model=st.text(max_size=60), memory=st.text(max_size=80))
+def test_no_capture_ends_in_a_traceback(tmp_path: Path, smi: str, tegra: str, model: str, memory: str) -> None:
+    """Whatever the files hold, a device comes out."""
+    for path, text in {
+        "captured/nvidia-smi.csv": smi,
+        "etc/nv_tegra_release": "# R36 (release), REVISION: " + tegra,
+        "proc/device-tree/model": "jetson orin " + model if len(model) % 2 else model,
+        "proc/meminfo": "MemTotal:       8000000 kB\n" + memory,
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8", errors="replace")
+    device = detect(Machine(tmp_path))
+    assert device.memory_bytes >= 0 and device.sku

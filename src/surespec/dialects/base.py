@@ -12,6 +12,7 @@ from typing import Any
 from surespec.plan_nouns import Device, Drafter, Model, Runtime
 
 _HOME = re.compile(r"^\$HOME/[\w./:-]*$")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 # A key that YAML reads as a text without quotes (not as a boolean or null).
 _PLAIN_KEY = re.compile(r"^(?!(?:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][\w.-]*$", re.ASCII | re.IGNORECASE)
 
@@ -74,6 +75,12 @@ def shell_line(argv: Sequence[str]) -> str:
     return " ".join(quote(argument) for argument in argv)
 
 
+def _yaml_scalar(value: Any) -> str:
+    """JSON, with the characters escaped that YAML takes for line breaks or does not allow."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def to_yaml(value: Any, indent: int = 0) -> str:
     """Plain block YAML of dicts, lists and scalars; strings are in JSON's double quotes, which YAML reads."""
     pad = "  " * indent
@@ -81,7 +88,7 @@ def to_yaml(value: Any, indent: int = 0) -> str:
         lines = []
         for key, entry in value.items():
             plain = isinstance(key, int) or _PLAIN_KEY.match(str(key))
-            name = str(key) if plain else json.dumps(str(key), ensure_ascii=False)
+            name = str(key) if plain else _yaml_scalar(str(key))
             nested = isinstance(entry, (Mapping, list, tuple)) and bool(entry)
             lines.append(f"{pad}{name}:" + (f"\n{to_yaml(entry, indent + 1)}" if nested else f" {to_yaml(entry)}"))
         return "\n".join(lines)
@@ -91,7 +98,7 @@ def to_yaml(value: Any, indent: int = 0) -> str:
             block = to_yaml(entry, indent + 1)
             lines.append(f"{pad}- {block.lstrip()}")
         return "\n".join(lines)
-    return json.dumps(value, ensure_ascii=False)
+    return _yaml_scalar(value)
 
 
 def docker_prefix(d: Deployment, name: str, entrypoint: str = "") -> list[str]:

@@ -21,8 +21,10 @@ def from_config(
     ``checkpoint_bytes`` is the size of the weights where it is known (index or headers), else it is calculated.
     Raises ModelError naming the missing or impossible field.
     """
-    text = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else None
-    shape: Mapping[str, Any] = {**config, **text} if text else config
+    # Vision models nest the language model's shape, heads in the speculators format their one layer's.
+    parts = (config.get(name) for name in ("text_config", "transformer_layer_config"))
+    nested: Mapping[str, Any] = next((part for part in parts if isinstance(part, Mapping)), {})
+    shape: Mapping[str, Any] = {**config, **nested}
     layers = _whole(shape, model_id, "num_hidden_layers", "n_layer")
     hidden = _whole(shape, model_id, "hidden_size", "n_embd", "d_model")
     heads = _whole(shape, model_id, "num_attention_heads", "n_head")
@@ -45,6 +47,8 @@ def from_config(
         weight_bytes=0,
         kv_groups=kv_groups(shape, model_id, layers, hidden, heads),
         mtp_layers=_optional(shape, model_id, *_MTP_KEYS),
+        draft_vocab_size=_optional(config, model_id, "draft_vocab_size"),
+        drafts=drafting_method(config),
         source=source,
         path=path,
     )
@@ -58,6 +62,18 @@ def from_config(
             "weight_source": "size of the checkpoint" if checkpoint_bytes else "calculated from the shape",
         }
     )
+
+
+def drafting_method(config: Mapping[str, Any]) -> str:
+    """The method of a drafting head, by its configuration; empty for a model of its own."""
+    said = str(config.get("speculators_model_type", "")).lower()
+    names = f"{said} {_first_string(config.get('architectures'))}".lower()
+    for method in ("dflash", "dspark", "eagle3"):
+        if method in names:
+            return method
+    if "peagle" in names:
+        return "eagle3"
+    return "eagle3" if config.get("draft_vocab_size") else ""
 
 
 def kv_groups(shape: Mapping[str, Any], model_id: str, layers: int, hidden: int, heads: int) -> tuple[KVGroup, ...]:

@@ -26,7 +26,7 @@ from surespec.plan.gates import (
     never_pays,
     small_board,
 )
-from surespec.plan.heads import NGRAM, draft_for, heads_for, mtp_for
+from surespec.plan.heads import NGRAM, brought, draft_for, heads_for, mtp_for
 from surespec.plan.notes import plan_notes
 from surespec.plan.runtime import engine_gate, runtime_for, runtime_refusal
 from surespec.plan.tuning import DEFAULT_BATCHED_TOKENS, DEFAULT_SEQS, schedule_problem
@@ -52,9 +52,9 @@ def plan(
     model: Model,
     options: PlanOptions | None = None,
     *,
-    drafters: Sequence[Drafter] | None = None,
+    drafters: Sequence[Drafter | Refusal] | None = None,
 ) -> Plan:
-    """The plan. ``drafters`` replaces what the tables know (a head or draft the user brings)."""
+    """The plan. ``drafters`` replaces what the tables know: the user's heads or drafts as ``brought`` checked them."""
     options = options or PlanOptions()
     uses_share = runtime.engine in ("vllm", "sglang", "trtllm", "dynamo") and device.kind != "cpu"
     utilization = (options.gpu_memory_utilization or device.default_utilization) if uses_share else None
@@ -170,10 +170,11 @@ def _target_too_big(place: Place, sizing: Sizing, budget: MemoryBudget) -> Refus
     return Refusal(method="all", rule="M2", why=f"{why}.", instead=(*_alternatives(place, sizing), more))
 
 
-def _candidates(place: Place, given: Sequence[Drafter] | None, refused: list[Refusal]) -> list[Drafter]:
+def _candidates(place: Place, given: Sequence[Drafter | Refusal] | None, refused: list[Refusal]) -> list[Drafter]:
     """Every drafter worth a look, best first; what is missing is said."""
     if given is not None:
-        return list(given)
+        refused.extend(item for item in given if isinstance(item, Refusal))
+        return [item for item in given if isinstance(item, Drafter)]
     heads = heads_for(place.model)
     found: list[Drafter] = list(heads)
     own = mtp_for(place.model)
@@ -257,4 +258,4 @@ def _tidy(refused: Sequence[Refusal], arms: Sequence[PlannedArm]) -> tuple[Refus
     return tuple(kept.values())
 
 
-__all__ = ["plan", "runtime_for"]
+__all__ = ["brought", "plan", "runtime_for"]

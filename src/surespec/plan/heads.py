@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from surespec.memory import block_drafter_parameters, eagle3_parameters, kv_bytes_per_token, mtp_parameters
 from surespec.models.bundled import bundled
-from surespec.plan_nouns import Drafter, Model
+from surespec.plan_nouns import Drafter, Model, Refusal
 from surespec.rules import load_topic
 
 Match = Literal["exact", "variant", "shape"]
@@ -160,6 +160,33 @@ def draft_problem(draft: Model, target: Model) -> str:
     if draft.tokenizer_hash and target.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         return "the draft's tokenizer.json differs from the target's"
     return ""
+
+
+def brought(draft: Model, target: Model) -> Drafter | Refusal:
+    """A head or draft that the user brings, checked against the target (H3, H4)."""
+    if not draft.drafts:
+        problem = draft_problem(draft, target)
+        if problem:
+            return Refusal(method="draft_model", rule="H4", why=f"{draft.id}: {problem}.", instead=("another draft",))
+        return drafter_from_model(draft, source="brought by the user")
+    problem = head_problem(draft, target)
+    if not problem and draft.draft_vocab_size > (target.vocab_size or draft.draft_vocab_size):
+        problem = f"the head drafts from {draft.draft_vocab_size} tokens, the target has {target.vocab_size}"
+    if problem:
+        return Refusal(
+            method=draft.drafts, rule="H3", why=f"{draft.id}: {problem}.", instead=("a head of this target",)
+        )
+    return Drafter(
+        method=draft.drafts,
+        id=draft.path or draft.id,
+        weight_bytes=draft.weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(draft),
+        match="own",
+        context=draft.max_position_embeddings,
+        license=draft.license,
+        source="brought by the user",
+        rank=1,
+    )
 
 
 NGRAM = Drafter(method="ngram", match="none", rank=1, source="looks the text so far up; no weights")

@@ -16,10 +16,17 @@ def default_engine(device: Device) -> str:
 
 
 def runtime_for(
-    device: Device, engine: str = "", version: str = "", image: str = "", *, speculating: bool = False
+    device: Device,
+    engine: str = "",
+    version: str = "",
+    image: str = "",
+    *,
+    native: bool = False,
+    speculating: bool = False,
 ) -> Runtime:
     """The runtime of an engine on this device: the user's image and version, else the table's.
 
+    ``native``: the engine is installed here, so no image is taken from the table (C4's validated native build).
     ``dynamo-sglang`` and ``dynamo-trtllm`` name the engine inside. Raises UsageError for an unknown engine.
     """
     name = (engine or default_engine(device)).lower().replace("llama.cpp", "llamacpp").replace("tensorrt-llm", "trtllm")
@@ -32,7 +39,7 @@ def runtime_for(
         raise UsageError(
             f"--engine-version {version}: not a version number.", hint="Write what the engine prints, e.g. 0.20.1."
         )
-    entry = _image(device, name)
+    entry = None if native else _image(device, name)
     facts = load_topic("runtimes")["engine"][name]
     chosen = image or (entry["image"] if entry else "")
     oldest = entry["min_version"] if entry and not image else facts["oldest"]
