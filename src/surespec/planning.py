@@ -24,7 +24,8 @@ RECIPE_FACTS = (
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "kv_cache_dtype",
-    "speculative_config",
+    "tensor_parallel_size",
+    "speculates",
 )
 
 
@@ -88,7 +89,7 @@ def _runtime(request: PlanRequest, facts: dict[str, Any], server: Endpoint | Non
         version or (native if native[:1].isdigit() else ""),
         image,
         native=bool(native),
-        speculating=bool(facts.get("speculative_config") or (server and server.speculating)),
+        speculating=bool(facts.get("speculates") or (server and server.speculating)),
     )
 
 
@@ -103,6 +104,8 @@ def _options(request: PlanRequest, facts: dict[str, Any], server: Endpoint | Non
         update["kv_cache_dtype"] = facts["kv_cache_dtype"]
     if asked.max_model_len is None and "max_model_len" not in facts and server is not None and server.max_model_len:
         update["max_model_len"] = server.max_model_len
+    if asked.tensor_parallel == 1 and facts.get("tensor_parallel_size"):
+        update["tensor_parallel"] = facts["tensor_parallel_size"]
     update["already_speculates"] = asked.already_speculates or runtime.speculating
     return asked.model_copy(update=update)
 
