@@ -137,7 +137,8 @@ class Drafter(Noun):
     """What proposes tokens in an arm, with what it costs in memory.
 
     ``match``: ``exact`` for the checkpoint it was trained on, ``variant`` for a quantised or otherwise derived one,
-    ``shape`` when only architecture and vocabulary agree (H1). ``context`` is the trained context, 0 when not known.
+    ``shape`` when only architecture and vocabulary agree (H1). ``max_k`` is a head's block (0: none),
+    ``n_predict`` the number of MTP layers, ``context`` the trained context, 0 when not known.
     """
 
     method: str
@@ -153,6 +154,7 @@ class Drafter(Noun):
     engines: dict[str, str] = Field(default_factory=dict)
     parallel_drafting: bool = False
     max_k: int = 0
+    n_predict: int = 1
     estimated: bool = False
     gated: bool = False
 

@@ -12,7 +12,7 @@ from surespec.models import resolve
 from surespec.plan import brought, plan, runtime_for
 from surespec.plan.runtime import default_engine
 from surespec.plan_nouns import Device, Plan, PlanOptions, Runtime
-from surespec.probe import Endpoint, find_device, installed_engines, probe_endpoint
+from surespec.probe import Endpoint, find_device, installed_engines, llamacpp_has_old_flags, probe_endpoint
 
 RECIPE_FACTS = (
     "engine",
@@ -106,6 +106,9 @@ def _options(request: PlanRequest, facts: dict[str, Any], server: Endpoint | Non
         update["max_model_len"] = server.max_model_len
     if asked.tensor_parallel == 1 and facts.get("tensor_parallel_size"):
         update["tensor_parallel"] = facts["tensor_parallel_size"]
+    if runtime.engine == "llamacpp" and not (request.device or request.root):
+        program = installed_engines().get("llamacpp", "")
+        update["old_llamacpp_flags"] = bool(program) and llamacpp_has_old_flags(program)
     update["already_speculates"] = asked.already_speculates or runtime.speculating
     return asked.model_copy(update=update)
 

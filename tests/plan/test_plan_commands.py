@@ -171,3 +171,16 @@ def test_a_recipe_fills_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("surespec.planning.recipe_facts", lambda _: {**facts, "speculates": True})
     _, got = document("plan", "--recipe", "run.sh", "--device", "thor-t5000")
     assert got["arms"][0]["gpu_memory_utilization"] == 0.60
+
+
+@pytest.mark.parametrize(
+    ("text", "old"), [("--draft-max N", True), ("--spec-type T --spec-draft-n-max", False), ("", False)]
+)
+def test_llama_server_is_asked_which_flags_it_has(tmp_path: Path, text: str, old: bool) -> None:
+    from surespec.probe import llamacpp_has_old_flags
+
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\necho '{text}'\n")
+    program.chmod(0o755)
+    assert llamacpp_has_old_flags(str(program)) is old
+    assert llamacpp_has_old_flags(str(tmp_path / "missing")) is False

@@ -558,3 +558,51 @@ def test_a_native_engine_on_a_jetson_needs_no_image() -> None:
     native = runtime_for(board, "vllm", "0.21.0", native=True)
     assert native.image == ""
     assert plan(board, native, known("Llama-3.1-8B")).arms[0].command.startswith("vllm serve ")
+
+
+def hybrid_mtp(**changes: Any) -> Model:
+    config = {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "vocab_size": 151936,
+        "full_attention_interval": 4,
+        "linear_num_value_heads": 32,
+        "linear_num_key_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_nextn_predict_layers": 1,
+        **changes,
+    }
+    return from_config(config, "Qwen/some-hybrid", checkpoint_bytes=20 * GIB)
+
+
+def test_known_bugs_of_hybrid_mtp_models() -> None:
+    arm = made("thor-t5000", hybrid_mtp(), version="0.26.0").arms[0]
+    assert arm.method == "mtp" and "K5" in arm.rules
+    assert any("vllm#53912" in note for note in arm.notes) and any("vllm#53462" in note for note in arm.notes)
+    elsewhere = made("h100", hybrid_mtp(), version="0.26.0").arms[0]
+    assert not any("vllm#53462" in note for note in elsewhere.notes)
+
+
+@pytest.mark.parametrize(("layers", "k"), [(1, 3), (2, 2), (3, 3), (4, 3)])
+def test_k6_mtp_k_is_a_multiple_of_the_layers(layers: int, k: int) -> None:
+    arm = made("h100", hybrid_mtp(num_nextn_predict_layers=layers)).arms[0]
+    assert arm.num_speculative_tokens == k
+    assert ("K6" in arm.rules) is (layers == 2)
+
+
+def test_e4_old_llamacpp_knows_only_a_draft_model() -> None:
+    result = made("h100", "Llama-3.1-8B", engine="llamacpp", old_llamacpp_flags=True)
+    assert [a.method for a in result.arms] == ["draft_model"] and "--draft-max" in result.arms[0].command
+    assert refusal(result, "eagle3", "E4") and refusal(result, "ngram", "E4")
+
+
+def test_d3_d4_are_said_for_dynamo() -> None:
+    notes = made("h100", engine="dynamo").notes
+    assert any("/v1/chat/completions" in note for note in notes) and any("etcd" in note for note in notes)

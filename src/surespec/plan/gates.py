@@ -91,6 +91,9 @@ def engine_method(place: Place, method: str) -> Refusal | None:
     runtime = place.runtime
     if method not in methods_of(runtime.engine, runtime.host_engine):
         return Refusal(method=method, rule="V2", why=f"{runtime.engine} has no {method}.", instead=("--engine vllm",))
+    if runtime.engine == "llamacpp" and place.options.old_llamacpp_flags and method != "draft_model":
+        why = f"this llama-server has no --spec-type: {method} came with the renamed flags."
+        return Refusal(method=method, rule="E4", why=why, instead=("a newer llama.cpp", "draft_model"))
     if runtime.host_engine != "vllm":
         return None
     problem = vllm_dialect.method_problem(method, place.engine_version)

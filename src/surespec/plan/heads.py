@@ -104,6 +104,7 @@ def mtp_for(model: Model) -> Drafter | None:
         weight_bytes=2 * mtp_parameters(model),
         kv_bytes_per_token=model.mtp_layers * per_layer,
         match="own",
+        n_predict=model.mtp_layers,
         source="the model's own layers",
         estimated=True,
         rank=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surespec import memory
+from surespec.dialects import compact_json
 from surespec.dialects.versions import at_least, release
 from surespec.plan.gates import LOAD_CONCURRENCY, Place, bugs_for
 from surespec.plan_nouns import GIB, MemoryBudget, PlannedArm
@@ -52,6 +53,10 @@ def _runtime(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
     runtime = place.runtime
     notes = []
     if runtime.engine == "dynamo":
+        ask = compact_json({"model": place.model.id, "messages": [{"role": "user", "content": "Hello"}]})
+        address = f"http://{place.options.host}:{place.options.port}/v1/chat/completions"
+        notes.append(f"D4: then curl {address} -H 'Content-Type: application/json' -d '{ask}'.")
+        notes.append("D3: file discovery needs neither etcd nor NATS; S2's 16 GB are too small for an 8B in 16 bit.")
         notes.append(
             f"V5: fields are written for {runtime.host_engine} {place.engine_version}, which this Dynamo pins."
         )
@@ -68,7 +73,8 @@ def _runtime(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
     if runtime.image.endswith("latest-jetson-orin"):
         notes.append("C4: older Orin: the NVIDIA-AI-IOT image; its vLLM moves, so ask it (`vllm --version`).")
     if runtime.engine == "llamacpp":
-        notes.append("E4: flags have the new names; builds before the renaming want --draft-max (see --help).")
+        names = "old names (--draft-max)" if place.options.old_llamacpp_flags else "new names (--spec-draft-n-max)"
+        notes.append(f"E4: the flags have the {names}; a build's --help decides.")
     return notes
 
 

@@ -17,17 +17,21 @@ _METHOD_K = {"eagle3": 5, "draft_model": 4, "ngram": 5, "mtp": 3, "dflash": 15, 
 def start_k(device_family: str, drafter: Drafter) -> tuple[int, tuple[str, ...]]:
     """The k to start with, and the rules behind it.
 
-    C1 and C2 give the method's start, C3 the device's, which overrides both. Methods of their own (mtp 3, dflash 15,
-    dspark 4, as Jetson AI Lab uses them) are not overridden upwards; a head's own limit is kept.
+    C1 and C2 give the method's start, C3 the device's, which overrides both. The newer methods start as K5 says and
+    are lowered, not raised, by the device; a head's block (K5) and a model's MTP layers (K6) bound them.
     """
     method = drafter.method
-    k, names = _METHOD_K[method], {"eagle3": ["C1"], "draft_model": ["C2"]}.get(method, [])
+    k = _METHOD_K[method]
+    names = {"eagle3": ["C1"], "draft_model": ["C2"], "ngram": ["E5"]}.get(method, ["K5"])
     device_k = _START_K.get(device_family)
-    if device_k is not None and method in ("eagle3", "draft_model"):
+    lowered = method in ("mtp", "ngram") and device_k is not None and device_k <= k
+    if device_k is not None and (method in ("eagle3", "draft_model") or lowered):
         k, names = device_k, [*names, "C3"]
-    elif device_k is not None and method in ("mtp", "ngram"):
-        k, names = min(k, device_k), [*names, "C3"]
-    return (min(k, drafter.max_k) if drafter.max_k else k), tuple(names)
+    if drafter.max_k:
+        k = min(k, drafter.max_k)
+    if drafter.n_predict > 1 and k > drafter.n_predict and k % drafter.n_predict:
+        k, names = k - k % drafter.n_predict, [*names, "K6"]
+    return k, tuple(names)
 
 
 def batch_schedule(k: int, max_num_seqs: int, *, keep_under_load: bool) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _DISTRIBUTIONS = {
     "trtllm": ("tensorrt-llm", "tensorrt_llm"),
     "dynamo": ("ai-dynamo",),
 }
+HELP_TIMEOUT_S = 20.0
 _PROGRAMS = {"llamacpp": "llama-server", "docker": "docker", "kubectl": "kubectl"}
 
 
@@ -68,6 +70,18 @@ def installed_engines() -> dict[str, str]:
     return found
 
 
+def llamacpp_has_old_flags(program: str) -> bool:
+    """Whether this ``llama-server`` has ``--draft-max`` and no ``--spec-type`` yet (E4); False when it does not say."""
+    try:
+        done = subprocess.run(
+            [program, "--help"], capture_output=True, text=True, errors="replace", timeout=HELP_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    text = done.stdout + done.stderr
+    return "--draft-max" in text and "--spec-type" not in text
+
+
 def _has(distribution: str) -> bool:
     try:
         metadata.version(distribution)
@@ -110,6 +124,7 @@ __all__ = [
     "device_ids",
     "find_device",
     "installed_engines",
+    "llamacpp_has_old_flags",
     "probe",
     "probe_endpoint",
     "simulated_device",
