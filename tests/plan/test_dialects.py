@@ -105,7 +105,7 @@ def test_cpu_vllm_is_started_as_a_module() -> None:
 
 @pytest.mark.parametrize(
     ("method", "algorithm"),
-    [("eagle3", "EAGLE3"), ("draft_model", "STANDALONE"), ("mtp", "NEXTN"), ("dflash", "DFLASH")],
+    [("eagle3", "EAGLE3"), ("draft_model", "STANDALONE"), ("mtp", "NEXTN")],
 )
 def test_sglang_wants_all_three_numbers(method: str, algorithm: str) -> None:
     argv = list(render(deployment("thor-t5000", "sglang", config={**CONFIG, "method": method})).argv)
@@ -113,6 +113,11 @@ def test_sglang_wants_all_three_numbers(method: str, algorithm: str) -> None:
     numbers = [after(argv, f"--speculative-{n}") for n in ("num-steps", "eagle-topk", "num-draft-tokens")]
     assert numbers == ["5", "1", "6"]
     assert after(argv, "--mem-fraction-static") == "0.85" and "--enable-metrics" in argv
+
+
+def test_sglang_block_drafters_take_their_block_from_the_head() -> None:
+    argv = render(deployment("h100", "sglang", config={**CONFIG, "method": "dflash"})).argv
+    assert "DFLASH" in argv and HEAD.id in argv and "--speculative-num-steps" not in argv
 
 
 def test_sglang_ngram_has_no_draft_model() -> None:

@@ -36,10 +36,19 @@ def safetensors(path: Path, tensors: dict[str, tuple[int, int]], body: int, head
     path.write_bytes((header_length or len(header)).to_bytes(8, "little") + header + b"\0" * body)
 
 
-def gguf(path: Path, entries: list[tuple[str, int, bytes]], *, tail: int = 100, count: int | None = None) -> None:
-    data = b"GGUF" + struct.pack("<IQQ", 3, 1, count if count is not None else len(entries))
+def gguf(
+    path: Path,
+    entries: list[tuple[str, int, bytes]],
+    *,
+    tail: int = 100,
+    count: int | None = None,
+    tensors: tuple[str, ...] = ("token_embd.weight",),
+) -> None:
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), count if count is not None else len(entries))
     for key, kind, value in entries:
         data += struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+    for name in tensors:
+        data += text(name) + struct.pack("<IQQIQ", 2, 64, 3, 0, 0)
     path.write_bytes(data + b"\0" * tail)
 
 
@@ -96,6 +105,9 @@ def test_gguf_header(tmp_path: Path) -> None:
     gguf(file, good_entries())
     model = from_path(file)
     assert (model.format, model.quantization, model.vocab_size, model.weight_bytes) == ("gguf", "q4_1", 3, 100)
+    assert model.tie_word_embeddings
+    gguf(file, good_entries(), tensors=("token_embd.weight", "output.weight"))
+    assert not from_path(file).tie_word_embeddings
     assert memory.kv_bytes_per_token(model) == 2 * 2 * 32 * 2
 
 

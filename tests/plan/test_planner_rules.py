@@ -381,7 +381,7 @@ def test_e1_engines_without_a_build(device: str, engine: str) -> None:
 def test_e6_embedded_engine() -> None:
     assert refusal(made("cpu", "gpt-oss-20b"), "all", "E6")
     names = [a.name for a in made("cpu", "smollm2-135m").arms]
-    assert names == ["eagle3-k5", "ngram-k5"]
+    assert names == ["eagle3-k5", "eagle3-k5-dynamic", "ngram-k5"]
 
 
 def test_llamacpp_only_heads_it_is_known_to_convert() -> None:

@@ -170,8 +170,8 @@ class _Reader:
         return self.number(_GGUF_FORMATS[kind])
 
 
-def gguf_metadata(path: Path) -> tuple[dict[str, Any], int]:
-    """The metadata of a GGUF file (arrays as their lengths) and the bytes of everything behind it."""
+def gguf_metadata(path: Path) -> tuple[dict[str, Any], frozenset[str], int]:
+    """The metadata of a GGUF file (arrays as their lengths), its tensors' names, and the bytes behind the header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         reader = _Reader(file, size, str(path))
@@ -186,12 +186,19 @@ def gguf_metadata(path: Path) -> tuple[dict[str, Any], int]:
         for _ in range(entries):
             key = reader.string()
             metadata[key] = reader.value(reader.number("<I"))
-        return metadata, size - file.tell()
+        names = set()
+        for _ in range(tensors):
+            names.add(reader.string())
+            dimensions = reader.number("<I")
+            if dimensions > 8:
+                raise ModelError(f"{path}: a tensor in the header claims {dimensions} dimensions.")
+            reader.skip(8 * dimensions + 4 + 8)
+        return metadata, frozenset(names), size - file.tell()
 
 
 def from_gguf(path: Path) -> Model:
     """The facts of a GGUF file from its header. Raises ModelError."""
-    metadata, body = gguf_metadata(path)
+    metadata, tensors, body = gguf_metadata(path)
     arch = str(metadata.get("general.architecture", ""))
 
     def number(key: str, default: int = 0) -> int:
@@ -213,6 +220,7 @@ def from_gguf(path: Path) -> Model:
         num_heads=heads,
         vocab_size=int(vocab or 0),
         max_position_embeddings=number("context_length"),
+        tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
         num_experts=number("expert_count"),
         experts_per_token=number("expert_used_count"),
         quantization=_GGUF_TYPES.get(int(metadata.get("general.file_type", -1)), "gguf"),

@@ -94,8 +94,9 @@ def _sizing(place: Place) -> Sizing:
     if model.max_position_embeddings:
         length = min(length, model.max_position_embeddings)
     few = place.runtime.engine in ("llamacpp", "local")
+    # The embedded engine computes in 32 bit unless told otherwise; vLLM does on a CPU that emulates bfloat16.
     in_32_bit = place.runtime.engine == "local" or (place.runtime.engine == "vllm" and not device.bf16)
-    if in_32_bit and model.format != "gguf":  # the embedded engine's default; a CPU that emulates bfloat16
+    if in_32_bit:
         model = model.model_copy(update={"weight_bytes": 4 * model.parameters})
     settings = memory.Settings(
         model=model,

@@ -69,6 +69,8 @@ def make_arm(place: Place, sizing: Sizing, drafter: Drafter, *, dynamic: bool = 
     seqs = place.options.max_num_seqs or DEFAULT_SEQS
     under_load = min(place.options.concurrency) >= LOAD_CONCURRENCY
     schedule = batch_schedule(k, seqs, keep_under_load=under_load) if dynamic else None
+    if sizing.settings.kv_dtype == "fp32":
+        drafter = drafter.model_copy(update={"weight_bytes": 2 * drafter.weight_bytes})  # given for 16 bit
     settings = replace(sizing.settings, drafter=drafter, k=k)
     chosen = arm_utilization(place, settings)
     settings = replace(settings, utilization=chosen.value)
@@ -109,7 +111,7 @@ def make_arm(place: Place, sizing: Sizing, drafter: Drafter, *, dynamic: bool = 
         changes=changes,
         tuning=tuning_for(place, drafter, k),
         notes=tuple(dict.fromkeys(notes)),
-        break_even_length=break_even_length(place.model, drafter, k),
+        break_even_length=break_even_length(sizing.settings.model, drafter, k),
     )
 
 

@@ -87,7 +87,8 @@ def _workload(place: Place, arms: Sequence[PlannedArm]) -> list[str]:
     low, high = min(options.concurrency), max(options.concurrency)
     if arms and low <= 2 and high >= LOAD_CONCURRENCY:
         dynamic = any("num_speculative_tokens_per_batch_size" in a.speculative_config for a in arms)
-        offer = "the dynamic arm" if dynamic else "num_speculative_tokens_per_batch_size, vLLM 0.24 and newer"
+        newer = "num_speculative_tokens_per_batch_size, vLLM 0.24 and newer"
+        offer = "the dynamic arm" if dynamic else newer if place.runtime.host_engine == "vllm" else "an engine with K1"
         notes.append(
             f"W3: at {LOAD_CONCURRENCY} streams speculation may lose. Gains there have been measured too, and k can "
             f"fall as the batch grows ({offer}): measure concurrency {LOAD_CONCURRENCY} before keeping anything (P1)."

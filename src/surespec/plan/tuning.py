@@ -46,7 +46,7 @@ def batch_schedule(k: int, max_num_seqs: int, *, keep_under_load: bool) -> list[
 
 def schedule_problem(place: Place) -> str:
     """Why the engine cannot vary k by batch size; empty when it can (or its version is not known)."""
-    if place.runtime.host_engine == "trtllm":
+    if place.runtime.host_engine in ("trtllm", "local"):
         return ""
     if place.runtime.host_engine != "vllm":
         return f"{place.runtime.engine} takes no such table"
