@@ -184,3 +184,16 @@ def test_llama_server_is_asked_which_flags_it_has(tmp_path: Path, text: str, old
     program.chmod(0o755)
     assert llamacpp_has_old_flags(str(program)) is old
     assert llamacpp_has_old_flags(str(tmp_path / "missing")) is False
+
+
+def test_planning_from_bundled_facts_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for model in ("Llama-3.1-8B", "gpt-oss-20b", "nvidia/Llama-3.3-70B-Instruct-FP4"):
+        code, _ = document("plan", "--model", model, "--device", "thor-t5000")
+        assert code == 0

@@ -100,8 +100,10 @@ def power_mode_of(machine: Machine) -> str:
 def _jetson(machine: Machine, total: int, available: int | None) -> Device | None:
     model = (machine.read("/proc/device-tree/model") or machine.read("/tmp/nv_jetson_model")).lower()
     l4t = l4t_of(machine)
-    if "jetson" not in model and "orin" not in model and "thor" not in model:
-        return None
+    if not re.search(r"jetson|\borin\b|\bthor\b", model):
+        model = _board_by_gpu(machine, total)
+        if not model:
+            return None
     family = next((family for text, family in _BOARDS if text in model), "jetson-other")
     warnings: list[str] = []
     if family == "jetson-other":
@@ -128,6 +130,17 @@ def _jetson(machine: Machine, total: int, available: int | None) -> Device | Non
             "warnings": tuple(warnings),
         }
     )
+
+
+def _board_by_gpu(machine: Machine, total: int) -> str:
+    """In a container without the device tree only the GPU's name is left: Thor, or an Orin told apart by its memory."""
+    name = machine.output("nvidia-smi.csv").split(",")[0].strip().lower()
+    if re.search(r"\bthor\b", name):
+        return "thor"
+    if not (name.startswith("orin") or name.endswith("(nvgpu)")):
+        return ""
+    size = round(total / GIB)
+    return "agx orin" if size >= 28 else "orin nx" if size >= 14 else "orin nano"
 
 
 def _sku(machine: Machine, family: str, total: int) -> str:
