@@ -9,7 +9,7 @@ from surespec.errors import ModelError
 from surespec.memory import parameter_count, weight_bytes
 from surespec.plan_nouns import KVGroup, Model
 
-_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
 _MAX_DIM = 1 << 24
 
 

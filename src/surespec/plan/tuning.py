@@ -9,6 +9,7 @@ from surespec.plan.gates import LOAD_CONCURRENCY, Place
 from surespec.plan_nouns import Drafter, Tuning
 
 DEFAULT_SEQS = 256
+OWN_VERIFY_SIZES = "0.31"  # vllm/config/vllm.py of 0.31.0: "uniform decode sizes are appended"
 DEFAULT_BATCHED_TOKENS = 2048
 _START_K = {"thor": 5, "agx-orin": 3}
 _METHOD_K = {"eagle3": 5, "draft_model": 4, "ngram": 5, "mtp": 3, "dflash": 15, "dspark": 4}
@@ -69,15 +70,7 @@ def tuning_for(place: Place, drafter: Drafter, k: int) -> tuple[Tuning, ...]:
     found: list[Tuning] = []
     seqs = place.options.max_num_seqs or DEFAULT_SEQS
     if place.runtime.host_engine == "vllm" and place.device.kind != "cpu":
-        sizes = capture_sizes(k, place.options.max_num_seqs or max(32, *place.options.concurrency))
-        found.append(
-            Tuning(
-                rule="G1",
-                flag="--compilation-config",
-                value=compact_json({"cudagraph_capture_sizes": sizes}),
-                why=f"verifying n sequences takes n x {k + 1} tokens; without that size it runs at the next larger one",
-            )
-        )
+        found.extend(_graph_sizes(place, k))
         found.extend(_draft_fields(place, drafter))
     if place.runtime.host_engine == "vllm":
         found.extend(_batched_tokens(place, k, seqs))
@@ -85,6 +78,18 @@ def tuning_for(place: Place, drafter: Drafter, k: int) -> tuple[Tuning, ...]:
         why = "halves KV, which makes room for the drafter; measure the baseline with it too"
         found.append(Tuning(rule="G5", flag="--kv-cache-dtype", value="fp8", why=why))
     return tuple(found)
+
+
+def _graph_sizes(place: Place, k: int) -> list[Tuning]:
+    """Capture sizes for engines that do not add the verify widths themselves (G1); nothing for those that do."""
+    if at_least(place.runtime.version or place.engine_version, OWN_VERIFY_SIZES):
+        return []
+    sizes = capture_sizes(k, place.options.max_num_seqs or max(32, *place.options.concurrency))
+    why = f"verifying n sequences takes n x {k + 1} tokens; without that size it runs at the next larger one"
+    if not release(place.runtime.version):
+        why += f" (only if the engine is older than {OWN_VERIFY_SIZES}, which adds these sizes itself)"
+    value = compact_json({"cudagraph_capture_sizes": sizes})
+    return [Tuning(rule="G1", flag="--compilation-config", value=value, why=why)]
 
 
 def _draft_fields(place: Place, drafter: Drafter) -> list[Tuning]:
