@@ -12,8 +12,13 @@ import typer
 from surespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from surespec.plan_nouns import Device, Model, Plan
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from surespec.plan_nouns import Device, Model, Plan, PlannedArm
     from surespec.probe import Endpoint, Probe
+    from surespec.recipe import Recipe
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 DeviceFlag = Annotated[str, typer.Option("--device", help="Simulate a device of the table, e.g. thor-t5000.")]
@@ -33,17 +38,26 @@ def probe_command(
     as_json: JsonFlag = False,
 ) -> None:
     """What is here: device, engines, model, running server."""
-    from surespec.planning import recipe_facts
     from surespec.probe import probe
+    from surespec.recipe import read_recipe
 
-    facts = recipe_facts(recipe)
+    read = read_recipe(recipe) if recipe else None
     found = probe(
-        device=device, l4t=l4t, root=root, model=model or facts.get("model", ""), endpoint=endpoint, offline=offline
+        device=device,
+        l4t=l4t,
+        root=root,
+        model=model or (read.model if read else ""),
+        endpoint=endpoint,
+        offline=offline,
     )
     if as_json:
-        _print_json({**found.document(), **({"recipe": facts} if facts else {})})
-    else:
-        _print_probe(found)
+        _print_json({**found.document(), **({"recipe": read.document()} if read else {})})
+        return
+    _print_probe(found)
+    if read is not None:
+        print(f"recipe     {read.path.name}: {_recipe_line(read)}")
+        for diagnosis in read.diagnoses:
+            print(f"- {diagnosis}")
 
 
 def plan_command(
@@ -179,6 +193,13 @@ def _print_probe(found: Probe) -> None:
         console.print(f"- {escape(note)}")
 
 
+def _recipe_line(read: Recipe) -> str:
+    parts = [read.kind, f"{read.engine} {read.engine_version}".strip(), read.image, read.model]
+    parts += [f"utilization {read.gpu_memory_utilization:.2f}"] if read.gpu_memory_utilization is not None else []
+    parts.append("speculating" if read.speculates else "not speculating")
+    return ", ".join(part for part in parts if part)
+
+
 def _device_line(device: Device) -> str:
     from surespec.plan_nouns import GIB
 
@@ -209,44 +230,52 @@ def _endpoint_line(endpoint: Endpoint) -> str:
 def _print_plan(result: Plan) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    console = Console(highlight=False)
     wide = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{escape(_device_line(result.device))}[/bold]")
-    console.print(escape(_model_line(result.model)))
+
+    def say(line: str) -> None:
+        wide.print(escape(line))
+
+    wide.print(f"[bold]{escape(_device_line(result.device))}[/bold]")
+    say(_model_line(result.model))
     if result.arms:
-        table = Table(title="Arms, best first", title_justify="left")
-        table.add_column("arm", no_wrap=True)
-        table.add_column("drafter", overflow="fold")
-        for column in ("util", "fits", "margin GiB", "break-even"):
-            table.add_column(column, justify="right", no_wrap=True)
-        table.add_column("rules")
-        for arm in result.arms:
-            util = "" if arm.gpu_memory_utilization is None else f"{arm.gpu_memory_utilization:.2f}"
-            even = "" if arm.break_even_length is None else f"{arm.break_even_length:.2f}"
-            drafter = arm.drafter.id if arm.drafter else ""
-            fits = "yes" if arm.fits else "no"
-            row = (arm.name, drafter, util, fits, f"{arm.margin_gib:.2f}", even)
-            table.add_row(*(escape(cell) for cell in row), " ".join(arm.rules))
-        table.caption = "break-even: tokens a step must yield to lose nothing (an estimate)"
-        console.print(table)
-    shared = [n for n in result.arms[0].notes if all(n in a.notes for a in result.arms)] if len(result.arms) > 1 else []
+        Console(highlight=False).print(_arm_table(result.arms))
+    many = len(result.arms) > 1
+    shared = [n for n in result.arms[0].notes if all(n in a.notes for a in result.arms)] if many else []
     for arm in result.arms:
-        wide.print(f"[bold]{escape(arm.name)}[/bold]\n{escape(arm.command)}")
+        drafter = f" with {arm.drafter.id}" if arm.drafter and arm.drafter.id else ""
+        wide.print(f"[bold]{escape(arm.name)}[/bold]{escape(drafter)} ({', '.join(arm.rules)})")
+        say(arm.command)
         for change in arm.changes:
-            wide.print(f"  to fit: {escape(f'{change.flag} {change.value} ({change.rule}: {change.why})')}")
+            say(f"  to fit: {change.flag} {change.value} ({change.rule}: {change.why})")
         for note in arm.notes:
             if note not in shared:
-                wide.print(f"  - {escape(note)}")
+                say(f"  - {note}")
     for refusal in result.refused:
         wide.print(f"[bold]refused[/bold] {escape(refusal.method)} by {refusal.rule}: {escape(refusal.why)}")
         for instead in refusal.instead:
-            wide.print(f"  instead: {escape(instead)}")
+            say(f"  instead: {instead}")
     for note in [*shared, *result.notes]:
-        wide.print(f"- {escape(note)}")
+        say(f"- {note}")
     if result.exit_code:
-        wide.print("No arm is worth a try here: keep the deployment as it is.")
+        say("No arm is worth a try here: keep the deployment as it is.")
+
+
+def _arm_table(arms: Sequence[PlannedArm]) -> Table:
+    """Name, utilization, fit and break-even of each arm; narrow enough for 80 columns."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Arms, best first", title_justify="left")
+    table.add_column("arm")
+    for column in ("util", "fits", "margin GiB", "break-even"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for arm in arms:
+        util = "" if arm.gpu_memory_utilization is None else f"{arm.gpu_memory_utilization:.2f}"
+        even = "" if arm.break_even_length is None else f"{arm.break_even_length:.2f}"
+        table.add_row(escape(arm.name), util, "yes" if arm.fits else "no", f"{arm.margin_gib:.2f}", even)
+    table.caption = "break-even: tokens a step must yield to lose nothing (an estimate)"
+    return table
 
 
 __all__ = ["explain_command", "parse_concurrency", "plan_command", "probe_command"]

@@ -197,3 +197,20 @@ def test_planning_from_bundled_facts_opens_no_connection(monkeypatch: pytest.Mon
     for model in ("Llama-3.1-8B", "gpt-oss-20b", "nvidia/Llama-3.3-70B-Instruct-FP4"):
         code, _ = document("plan", "--model", model, "--device", "thor-t5000")
         assert code == 0
+
+
+DOUBLED = """docker run --rm -it --runtime nvidia --network host vllm/vllm-openai:v0.27.1 \\
+  vllm serve Qwen/Qwen3-8B --max-model-len 8192 --gpu-memory-utilization 0.80
+"""
+
+
+def test_a_real_recipe_is_planned_and_shown(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(DOUBLED)
+    code, got = document("plan", "--recipe", str(file), "--device", "thor-t5000")
+    assert code == 0 and got["runtime"]["version"] == "0.27.1"
+    assert (got["gpu_memory_utilization"], got["arms"][0]["gpu_memory_utilization"]) == (0.80, 0.75)
+    code, text = run("probe", "--recipe", str(file), "--device", "thor-t5000")
+    assert code == 0 and "vllm 0.27.1" in text and "not speculating" in text
+    _, probed = document("probe", "--recipe", str(file), "--device", "thor-t5000")
+    assert probed["recipe"]["model"] == "Qwen/Qwen3-8B"
