@@ -16,12 +16,17 @@ ALGORITHMS = {
 
 
 def speculative_flags(d: Deployment) -> list[str]:
-    """steps = k, top-k 1 and k + 1 draft tokens: SGLang wants all three or none, and top-k 1 forces steps + 1."""
+    """steps = k, top-k 1 and k + 1 draft tokens: SGLang wants all three or none, and top-k 1 forces steps + 1.
+
+    Block drafters (DFlash, DSpark) take their block from the head's own configuration.
+    """
     if not d.config:
         return []
     argv = ["--speculative-algorithm", ALGORITHMS[d.method]]
     if d.drafter is not None and d.drafter.id:
         argv += ["--speculative-draft-model-path", d.drafter.id]
+    if d.method in ("dflash", "dspark"):
+        return argv
     if d.method == "ngram":
         return [*argv, "--speculative-num-draft-tokens", str(d.k + 1)]
     return [

@@ -8,6 +8,7 @@ from typing import Any
 from surespec.dialects.base import Command, Deployment, shell_line, to_yaml
 
 CONFIG_FILE = "surespec-trtllm.yaml"
+_NOTES = ("Older releases call --config --extra_llm_api_options.",)
 DECODING_TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram", "draft_model": "Draft_Target", "dflash": "DFlash"}
 
 
@@ -57,4 +58,6 @@ def render(d: Deployment) -> Command:
     argv = ["trtllm-serve", d.model.path or d.model.id, "--host", d.host, "--port", str(d.port)]
     argv += [*flags(d), "--config", CONFIG_FILE]
     write = " ".join(shlex.quote(line) for line in text.splitlines())
-    return Command(tuple(argv), f"printf '%s\\n' {write} > {CONFIG_FILE} && {shell_line(argv)}", {CONFIG_FILE: text})
+    return Command(
+        tuple(argv), f"printf '%s\\n' {write} > {CONFIG_FILE} && {shell_line(argv)}", {CONFIG_FILE: text}, _NOTES
+    )
