@@ -32,6 +32,7 @@ _IMAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (r"sglang", "sglang", ()),
     (r"(tensorrt-llm|tensorrt_llm|trtllm|release)$", "trtllm", ()),
 )
+_OFFICIAL = re.compile(r"(^|/)vllm/vllm-openai")  # others may have an entry point of their own
 _TALKERS = {"echo", "printf", "pip", "pip3", "pkill", "kill", "grep", "which", "command", "cd", "curl", "cat"}
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
@@ -57,7 +58,7 @@ class Docker:
 class Server:
     """A server found in a recipe. ``args`` are the engine's own; ``program`` the words that name it.
 
-    ``entry`` is the program the image starts by itself when ``program`` is given to it all the same (a mistake).
+    ``entry`` is the program the image starts by itself when another (``head``) is given to it all the same, a mistake.
     ``image_arg`` is None outside containers. ``env`` are the names set for it.
     """
 
@@ -67,6 +68,7 @@ class Server:
     docker: Docker | None = None
     image: str = ""
     entry: tuple[str, ...] = ()
+    head: Arg | None = None
     name: str = ""
     offset: int = 0
     env: tuple[str, ...] = ()
@@ -112,9 +114,15 @@ def servers_in(words: Sequence[Arg], source: Source) -> list[Server]:
     ports = tuple(found.values("--publish", "-p"))
     got = container_servers(found.image.text, rest, source, entry, _container_env(found))
     return [
-        Server(s.engine, s.args, s.program, found, found.image.text, s.entry, name, words[0].span[0], env, ports)
+        replace(s, docker=found, image=found.image.text, name=name, offset=words[0].span[0], env=env, ports=ports)
         for s in got
     ]
+
+
+def docker_image(words: Sequence[Arg]) -> Arg | None:
+    """The image of a ``docker run``."""
+    found = _docker(words)
+    return found[0].image if found else None
 
 
 def container_servers(
@@ -134,7 +142,8 @@ def container_servers(
     named = command_servers(rest, source, env)
     if named:
         return [
-            Server(s.engine, s.args, s.program, entry=entry if _front(s, rest) else (), offset=s.offset) for s in named
+            replace(s, entry=entry, head=rest[0]) if _front(s, rest) and entry and _OFFICIAL.search(image) else s
+            for s in named
         ]
     if engine and entry:
         return [Server(engine, tuple(rest), offset=rest[0].span[0] if rest else 0)]

@@ -11,7 +11,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from surespec.recipe.arguments import Arg, Home, Variables, commands
 from surespec.recipe.base import Diagnosis, Kind
-from surespec.recipe.interpolate import compose_chars, dotenv, kubernetes_chars
+from surespec.recipe.interpolate import compose_chars, compose_spans, dotenv, kubernetes_chars
 from surespec.recipe.locate import Server, container_servers
 from surespec.recipe.shell import read_shell
 from surespec.recipe.text import FILE, Char, Chars, Doubled, Source, text_of
@@ -113,7 +113,7 @@ def _container(node: Node, name: str) -> Container:
 
 def _servers(container: Container, source: Source, variables: dict[str, str]) -> list[Server]:
     image = _text(container.image, source, container, variables)
-    env, names = _environment(container, source)
+    env, names = _environment(container, source, variables)
     entrypoint = _arguments(container.entrypoint, container, source, variables, env)
     rest = _arguments(container.command, container, source, variables, env)
     found = container_servers(image, rest, source, entrypoint, env)
@@ -166,9 +166,17 @@ def _arguments(
     chars, _ = filled(node, False)
     code = [Char(" ", c.start, c.end, c.ctx) if c.c == "\n" else c for c in chars]
     words = [w for command in commands(read_shell(code, source), chars[0].ctx, Variables()) for w in command]
-    for word in words:
-        word.home.locked = locked
-    return words
+    filled_in = compose_spans(chars_of(node, source)) if container.compose else []
+    for home in {id(w.home): w.home for w in words}.values():
+        home.locked = locked
+        home.items = [_widened(item, filled_in) for item in home.items]
+    return [replace(w, span=_widened(w.span, filled_in)) for w in words]
+
+
+def _widened(place: tuple[int, int], spans: list[tuple[int, int]]) -> tuple[int, int]:
+    """The place of a word with the whole of each ``${...}`` it begins, ends or holds."""
+    touching = [s for s in spans if s[0] < place[1] and place[0] < s[1]]
+    return min([place[0], *(s[0] for s in touching)]), max([place[1], *(s[1] for s in touching)])
 
 
 def _item_span(item: Node, source: Source) -> tuple[int, int]:
@@ -194,7 +202,7 @@ def _locked(node: Node | None, container: Container, source: Source) -> str:
     return f"its command comes from a YAML anchor (line {line}) that other places share"
 
 
-def _environment(container: Container, source: Source) -> tuple[Variables, tuple[str, ...]]:
+def _environment(container: Container, source: Source, variables: dict[str, str]) -> tuple[Variables, tuple[str, ...]]:
     """The container's own variables, and their names."""
     env, names = Variables(), list[str]()
     node = container.env
@@ -208,8 +216,13 @@ def _environment(container: Container, source: Source) -> tuple[Variables, tuple
             entries.append((scalar(entry(item, "name")), entry(item, "value")))
     for name, value in entries:
         names.append(name)
-        if isinstance(value, ScalarNode) and not container.compose:
-            env.set(name, chars_of(value, source), shared=len(re.findall(rf"\b{re.escape(name)}\b", source.text)) > 2)
+        if isinstance(value, ScalarNode):
+            chars, unknown = chars_of(value, source), tuple[str, ...]()
+            if container.compose:
+                chars, unknown = compose_chars(chars, variables)
+            if not unknown:
+                uses = len(re.findall(rf"\b{re.escape(name)}\b", source.text))
+                env.set(name, chars, shared=uses > 2)
     return env, tuple(names)
 
 

@@ -102,7 +102,7 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
     engine = server.engine
     base = dialect(engine)
     parsed = parse_flags(engine, server.args)
-    version = image_version(server.image) if engine == base else ""
+    version = image_version(server.image) if engine == base or "ai-dynamo/" in server.image else ""
     spec = find(parsed, engine, version, source)
     diagnoses = [*faults, *_entry_faults(server, source), *spec.diagnoses]
     model = _model(parsed)
@@ -170,9 +170,16 @@ def _entry_faults(server: Server, source: Source) -> list[Diagnosis]:
     if not server.entry:
         return []
     built_in = " ".join(server.entry)
-    first = server.program[0].text if server.program else ""
-    words = f"the image {server.image} starts `{built_in}` by itself, and `{first}` is given to it once more."
-    fix = "A patch mends it (--entrypoint)." if server.docker else "A patch removes the second one."
+    given = server.head.text if server.head else ""
+    words = f"the image {server.image} starts `{built_in}` by itself and is given the program `{given}` as well."
+    fix = "A patch mends it with --entrypoint."
+    if server.docker is None:
+        same_program = tuple(a.text for a in server.program) == server.entry
+        fix = (
+            "A patch takes the second one out."
+            if same_program
+            else f"Make `{given}` its entrypoint (Kubernetes: command)."
+        )
     return [Diagnosis("doubled-entrypoint", source.line(server.offset), words, fix)]
 
 

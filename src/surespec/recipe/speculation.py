@@ -12,6 +12,7 @@ from surespec.recipe.base import Diagnosis
 from surespec.recipe.diagnose import config_faults, flag_faults, misplaced, read_json
 from surespec.recipe.flags import LEGACY_VLLM, SHORTHAND_VLLM, SPEC_FLAG, Flag, Parsed, dialect, speculative_flags
 from surespec.recipe.text import Source
+from surespec.rules import load_topic
 
 _DRAFTLESS = {"ngram", "ngram_gpu", "suffix"}
 
@@ -35,12 +36,20 @@ def find(parsed: Parsed, engine: str, version: str, source: Source) -> Found:
     flags = speculative_flags(parsed, engine)
     kind = dialect(engine)
     if kind == "vllm":
-        return _vllm(parsed, flags, version, source)
+        return _vllm(parsed, flags, gate_version(engine, version), source)
     if kind == "sglang" and flags:
         return Found(_sglang(parsed), tuple(flags))
     if kind == "llamacpp" and flags:
         return Found(_llamacpp(parsed), tuple(flags))
     return Found(None, ())
+
+
+def gate_version(engine: str, version: str) -> str:
+    """The vLLM release that reads the config: the one this Dynamo pins, else the engine's own."""
+    if not engine.startswith("dynamo"):
+        return version
+    pinned = load_topic("runtimes")["pins"]["dynamo"].get(version, {})
+    return str(pinned.get("vllm", ""))
 
 
 def _vllm(parsed: Parsed, flags: list[Flag], version: str, source: Source) -> Found:

@@ -155,16 +155,18 @@ class Edit(NamedTuple):
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """The edited text. Edits inside a removed span vanish with it; other overlaps raise UnwritableError."""
+    """The edited text. Removals may overlap; other overlaps raise UnwritableError."""
     done: list[str] = []
     at = 0
+    removed = True
     for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.start != e.end)):
         if edit.start < at:
-            if edit.end <= at and not edit.new:
-                continue
-            raise UnwritableError("two changes meet at one place")
-        done += [text[at : edit.start], edit.new]
-        at = edit.end
+            if not removed or edit.new:
+                raise UnwritableError("two changes meet at one place")
+        else:
+            done += [text[at : edit.start], edit.new]
+        removed = not edit.new
+        at = max(at, edit.end)
     return "".join([*done, text[at:]])
 
 
