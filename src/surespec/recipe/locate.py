@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ _IMAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 _OFFICIAL = re.compile(r"(^|/)vllm/vllm-openai")  # others may have an entry point of their own
 _TALKERS = {"echo", "printf", "pip", "pip3", "pkill", "kill", "grep", "which", "command", "cd", "curl", "cat"}
-_CONTAINERS = {"docker", "podman", "nerdctl"}
+_CONTAINERS = re.compile(r"(docker|podman|nerdctl)$|\$\{?\w*(DOCKER|PODMAN|CONTAINER)\w*\}?$", re.I)
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _DOCKER_SWITCHES = {
     "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--no-healthcheck",
@@ -178,12 +179,17 @@ def command_servers(words: Sequence[Arg], source: Source, env: Variables | None 
             engine, end = found
             return [Server(engine, tuple(words[end:]), tuple(words[i:end]), offset=word.span[0])]
         if _base(word) in _SHELLS:
-            for j in range(i + 1, len(words)):
-                if re.fullmatch(r"-\w*c", words[j].text) and j + 1 < len(words):
-                    return _nested(words[j + 1], source, env)
-                if not words[j].text.startswith("-"):
-                    break
+            text = _shell_text(words[i + 1 :])
+            if text is not None:
+                return _nested(text, source, env)
     return []
+
+
+def _shell_text(words: Sequence[Arg]) -> Arg | None:
+    """The text that ``sh -c`` runs: the first argument after its options."""
+    options = list(itertools.takewhile(lambda w: re.match(r"[-+]\w", w.text), words))
+    rest = words[len(options) :]
+    return rest[0] if rest and any(re.fullmatch(r"-\w*c\w*", o.text) for o in options) else None
 
 
 def _nested(text: Arg, source: Source, env: Variables | None) -> list[Server]:
@@ -233,7 +239,7 @@ def _base(arg: Arg) -> str:
 
 def _docker(words: Sequence[Arg]) -> tuple[Docker, Sequence[Arg]] | None:
     """A ``docker run`` or ``create`` in the command, and the arguments after its image."""
-    start = next((i for i, w in enumerate(words) if _base(w) in _CONTAINERS), None)
+    start = next((i for i, w in enumerate(words) if _CONTAINERS.match(_base(w))), None)
     if start is None:
         return None
     run = next((i for i in range(start + 1, len(words)) if words[i].text in ("run", "create")), None)

@@ -151,13 +151,14 @@ def _arguments(
     if isinstance(node, SequenceNode):
         ctx = Doubled("$") if container.compose else FILE
         home = Home("flow" if node.flow_style else "block", ctx, locked=locked)
+        as_json = source.text.lstrip().startswith("{")
         out: list[Arg] = []
         for item in node.value:
             place = _item_span(item, source)
             home.items.append(place)
             if not isinstance(item, ScalarNode):
                 raise source.error(place[0], "an entry of the command is no text.", "Write each argument as one text.")
-            home.quotes.append(item.style if item.style in ("'", '"') else "")
+            home.quotes.append("json" if as_json else item.style if item.style in ("'", '"') else "")
             chars, unknown = filled(item, bool(node.flow_style))
             out.append(Arg(tuple(chars), home, place, unknown))
         return out

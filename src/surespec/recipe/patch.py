@@ -77,7 +77,7 @@ def patch_recipe(
 def _check(recipe: Recipe, speculative: Mapping[str, Any] | None) -> None:
     """Refuse a config the engine would refuse, and a command that is broken before anything is written into it."""
     for diagnosis in recipe.diagnoses:
-        if diagnosis.name in ("broken-continuation", "comment-in-command"):
+        if diagnosis.name in ("broken-continuation", "comment-in-command", "lost-flags"):
             message = f"{recipe.source.name}, line {diagnosis.line}: {diagnosis.sentence}"
             raise InputFileError(message, hint=diagnosis.fix)
     if speculative is None or dialect(recipe.engine) != "vllm":
@@ -142,6 +142,9 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
     if added:
         kept = [a for a in args if not any(e.start <= a.span[0] and a.span[1] <= e.end and not e.new for e in edits)]
         edits += add_flags(kept or args, added, source)
+        later = _passed_on(recipe)
+        if later:
+            notes.append(f"{later} comes after it and may set it again when the recipe runs.")
     lost = sorted({u for f in spec.flags for u in f.unknown}) if edits and mode in ("word", "anew") else []
     if lost and change.config:
         notes.append(f"{', '.join(lost)} in the old value gave way to fixed values.")
@@ -150,6 +153,15 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
             notes.append(f"line {source.line(flag.arg.span[0])} stands under a condition, which is left as it is.")
             break
     return edits
+
+
+def _passed_on(recipe: Recipe) -> str:
+    """Words after the last known argument, which only running the recipe would tell."""
+    last = recipe.server.args[-1] if recipe.server.args else None
+    if last is None or last.home.kind != "shell" or last.span not in last.home.items:
+        return ""
+    following = last.home.items[last.home.items.index(last.span) + 1 :]
+    return " ".join(recipe.source.text[a:b] for a, b in following)
 
 
 def _must_change(recipe: Recipe, spec: Found, change: _Change) -> bool:

@@ -13,7 +13,7 @@ from surespec.recipe.flags import Parsed, dialect, parse_flags
 from surespec.recipe.locate import Server, image_version
 from surespec.recipe.manifest import manifest_servers
 from surespec.recipe.script import script_servers
-from surespec.recipe.speculation import find
+from surespec.recipe.speculation import find, options_file
 from surespec.recipe.text import Source
 from surespec.recipe.unit import unit_servers
 
@@ -109,6 +109,10 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
     if not model:
         diagnoses.append(_no_model(server, parsed, source))
 
+    config = spec.config
+    if base == "trtllm" and (options := _text(parsed, "--config")):
+        config = options_file(path.parent / options)
+
     def number(name: str) -> int | None:
         return _whole(_text(parsed, name))
 
@@ -125,8 +129,8 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
         service=server.name,
         env=server.env,
         flags=flag_values(parsed),
-        speculative_config=spec.config,
-        speculates=bool(spec.flags),
+        speculative_config=config,
+        speculates=bool(spec.flags or config),
         gpu_memory_utilization=_fraction(_text(parsed, MEMORY_FLAG.get(base, ""))),
         max_model_len=number(_LENGTH.get(base, "")),
         max_num_seqs=number(_SEQS.get(base, "")),

@@ -6,6 +6,7 @@ import re
 
 from surespec.recipe.arguments import Arg, commands
 from surespec.recipe.base import Diagnosis, Kind
+from surespec.recipe.flags import is_flag
 from surespec.recipe.locate import Server, docker_image, servers_in
 from surespec.recipe.shell import read_shell
 from surespec.recipe.shell_nouns import Script
@@ -31,7 +32,7 @@ def script_servers(source: Source) -> tuple[Kind, list[Server], list[Diagnosis]]
         kind = "dynamo_script"
     elif found and found[0].docker is not None:
         kind = "docker"
-    return kind, found, _script_faults(source, found)
+    return kind, found, [*_script_faults(source, found), *_lost_flags(lines, source, found)]
 
 
 def _explain_nothing(script: Script, lines: list[list[Arg]], source: Source) -> None:
@@ -81,4 +82,19 @@ def _script_faults(source: Source, servers: list[Server]) -> list[Diagnosis]:
         line = source.line(found.start()) + 1
         words = "a comment between continued lines ends the command here; the flags after it are lost."
         out.append(Diagnosis("comment-in-command", line, words, "Move the comment above the command."))
+    return out
+
+
+def _lost_flags(lines: list[list[Arg]], source: Source, servers: list[Server]) -> list[Diagnosis]:
+    """A command that begins with a flag: the line before it lacks its backslash."""
+    out = []
+    for words in lines:
+        if not words or not is_flag(words[0].text) or words[0].home.kind != "shell":
+            continue
+        start = words[0].span[0]
+        before = source.text[: source.text.rfind("\n", 0, start) + 1].rstrip()
+        owner = [s for s in servers if any(a.home.kind == "shell" and a.span[1] == len(before) for a in s.args)]
+        if owner:
+            fault = f"it begins with {words[0].text}, but the line before does not go on; this flag is lost."
+            out.append(Diagnosis("lost-flags", source.line(start), fault, "End the line before with a backslash."))
     return out

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from surespec.dialects.llamacpp import SPEC_TYPES
 from surespec.dialects.sglang import ALGORITHMS
@@ -14,6 +18,7 @@ from surespec.recipe.flags import LEGACY_VLLM, SHORTHAND_VLLM, SPEC_FLAG, Flag, 
 from surespec.recipe.text import Source
 from surespec.rules import load_topic
 
+_TRTLLM = {"Eagle3": "eagle3", "Eagle": "eagle3", "MTP": "mtp", "NGram": "ngram", "Draft_Target": "draft_model"}
 _DRAFTLESS = {"ngram", "ngram_gpu", "suffix"}
 
 
@@ -115,6 +120,26 @@ def _scalar(text: str | None) -> Any:
 def _text(parsed: Parsed, *names: str) -> str:
     flag = parsed.last(*names)
     return (flag.value or "") if flag else ""
+
+
+def options_file(path: Path) -> dict[str, Any] | None:
+    """The speculation in TensorRT-LLM's YAML file of options; None when there is no such file or nothing in it."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError):
+        return None
+    given = content.get("speculative_config") if isinstance(content, dict) else None
+    if not isinstance(given, dict) or "decoding_type" not in given:
+        return None
+    kind = str(given["decoding_type"])
+    config: dict[str, Any] = {"method": _TRTLLM.get(kind, kind.lower())}
+    model = given.get("speculative_model") or given.get("speculative_model_dir")
+    if model:
+        config["model"] = str(model)
+    k = given.get("max_draft_len", given.get("num_nextn_predict_layers"))
+    if isinstance(k, int):
+        config["num_speculative_tokens"] = k
+    return config
 
 
 def _sglang(parsed: Parsed) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence, Set
 
@@ -21,6 +22,8 @@ def item_text(value: str, home: Home) -> str:
     spelled = home.ctx.encode(value)
     if not spelled.isprintable():
         raise UnwritableError("it holds control characters")
+    if "json" in home.quotes:
+        return json.dumps(spelled, ensure_ascii=False)
     if "'" in spelled and '"' not in spelled:
         return '"' + spelled.replace("\\", "\\\\") + '"'
     quote = "'" if '"' in spelled else _usual_quote(home)
