@@ -113,6 +113,7 @@ def write(applied: Applied) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not follows:
+            _set_aside(folder / "original", before)
             _replace(folder / "original", before)
         entry = {
             "schema": SCHEMA,
@@ -120,7 +121,6 @@ def write(applied: Applied) -> None:
             "applied_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "original_sha256": _hash(before) if not follows or journal is None else journal["original_sha256"],
             "applied_sha256": _hash(applied.patched.data),
-            "diff": applied.patched.diff,
         }
         _replace(folder / "journal.json", (json.dumps(entry, indent=2) + "\n").encode())
     except OSError as error:
@@ -205,6 +205,12 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         hint = "Restore it, then run surespec again."
         raise InputFileError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+
+
+def _set_aside(path: Path, new: bytes) -> None:
+    """Keep an older original under another name before a new one takes its place."""
+    if path.exists() and (old := _read(path)) != new:
+        path.replace(path.with_name(f"{path.name}.{_hash(old)[:8]}"))
 
 
 def _hash(data: bytes) -> str:

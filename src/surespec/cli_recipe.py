@@ -62,7 +62,9 @@ def apply_command(
         sys.stdout.write("\n")
     elif not applied.patched.changed:
         print(f"{path} says this already; nothing to write.", file=sys.stderr)
-    elif written:
+    elif not written:
+        print("Nothing was written.", file=sys.stderr)
+    else:
         undo = directory or path
         print(f"Written. The old recipe is {applied.folder / 'original'}; surespec undo {undo}", file=sys.stderr)
 

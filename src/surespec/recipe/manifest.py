@@ -43,9 +43,9 @@ def manifest_servers(source: Source, path: Path) -> tuple[Kind, list[Server], li
             containers += _compose(document)
         elif scalar(entry(document, "kind")).startswith("Dynamo"):
             kind = "dynamo"
-            containers += _pods(document, scalar(entry(document, "metadata", "name")), named=True)
+            containers += _pods(document, scalar(entry(document, "metadata", "name")), set(), named=True)
         elif entry(document, "kind") is not None:
-            containers += _pods(document, scalar(entry(document, "metadata", "name")), named=False)
+            containers += _pods(document, scalar(entry(document, "metadata", "name")), set(), named=False)
     if not containers:
         raise source.error(
             0,
@@ -84,11 +84,17 @@ def _compose(document: Node) -> Iterator[Container]:
         )
 
 
-def _pods(node: Node, name: str, *, named: bool) -> Iterator[Container]:
-    """Containers anywhere in a manifest. ``named``: components and services give their own names."""
+def _pods(node: Node, name: str, seen: set[int], *, named: bool) -> Iterator[Container]:
+    """Containers anywhere in a manifest, each node once (``seen``), however many aliases lead to it.
+
+    ``named``: components and services give their own names.
+    """
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, SequenceNode):
         for item in node.value:
-            yield from _pods(item, scalar(entry(item, "name")) or name if named else name, named=named)
+            yield from _pods(item, scalar(entry(item, "name")) or name if named else name, seen, named=named)
         return
     for key, value in pairs(node):
         if key == "containers" and isinstance(value, SequenceNode):
@@ -100,9 +106,9 @@ def _pods(node: Node, name: str, *, named: bool) -> Iterator[Container]:
             yield _container(value, name)
         elif key == "services" and named:
             for service, inner in pairs(value):
-                yield from _pods(inner, service, named=True)
+                yield from _pods(inner, service, seen, named=True)
         elif key not in ("initContainers", "frontendSidecar"):
-            yield from _pods(value, scalar(entry(value, "metadata", "name")) or name, named=named)
+            yield from _pods(value, scalar(entry(value, "metadata", "name")) or name, seen, named=named)
 
 
 def _container(node: Node, name: str) -> Container:

@@ -67,7 +67,7 @@ def patch_recipe(
                 _verify(recipe, change, text)
             elif _must_change(recipe, spec, change):
                 raise UnwritableError("nothing would change")
-        except (UnwritableError, ValueError, InputFileError) as error:
+        except (UnwritableError, ValueError, RecursionError, InputFileError) as error:
             reasons.append(error.message if isinstance(error, SurespecError) else str(error))
             continue
         return _patched(recipe, text, notes)

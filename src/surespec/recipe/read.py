@@ -47,7 +47,10 @@ def read_recipe(path: Path, *, service: str | None = None) -> Recipe:
 
 def read_text(path: Path, source: Source, *, service: str | None = None, index: int | None = None) -> Recipe:
     """The same for a text at hand; ``path`` tells the kind by its name, ``index`` picks a server by its order."""
-    kind, servers, diagnoses = _servers(path, source)
+    try:
+        kind, servers, diagnoses = _servers(path, source)
+    except RecursionError as error:
+        raise source.error(0, "this file is nested too deeply to be a recipe.", "Name another file.") from error
     if not servers:
         raise source.error(
             0,
@@ -61,7 +64,7 @@ def read_text(path: Path, source: Source, *, service: str | None = None, index: 
 
 def recipe_kind(path: Path, text: str) -> str:
     """``unit``, ``yaml`` or ``shell``, by name and content."""
-    if path.suffix == ".service" or re.search(r"^\s*\[Service\]\s*$", text, re.M):
+    if path.suffix == ".service" or re.search(r"^[ \t]*\[Service\][ \t]*\r?$", text, re.M):
         return "unit"
     if path.suffix in (".sh", ".bash") or text.startswith("#!"):
         return "shell"

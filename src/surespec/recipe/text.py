@@ -120,8 +120,8 @@ class Source:
         """Bytes of a file. Raises InputFileError for what is no text."""
         if b"\0" in data:
             raise InputFileError(f"{name} is no text file.", hint="A recipe is the text that starts the deployment.")
-        if len(data) > 1 << 20:
-            raise InputFileError(f"{name} is larger than 1 MiB.", hint="A recipe is a short script or manifest.")
+        if len(data) > 1 << 18:
+            raise InputFileError(f"{name} is larger than 256 KiB.", hint="A recipe is a short script or manifest.")
         return cls(name, data.decode("utf-8", "surrogateescape"))
 
     def bytes_(self, text: str) -> bytes:
