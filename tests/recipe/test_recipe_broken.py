@@ -281,3 +281,15 @@ def test_binary_and_missing_files_are_told(tmp_path: Path) -> None:
         read_recipe(tmp_path / "x.sh")
     with pytest.raises(InputFileError, match="cannot be read"):
         read_recipe(tmp_path / "none.sh")
+
+
+def test_a_file_of_flags_is_named() -> None:
+    found = read("vllm serve A/a --config vllm.yaml\n")
+    assert [d.name for d in found.diagnoses] == ["config-file"]
+    assert "vllm.yaml" in found.diagnoses[0].sentence
+
+
+def test_a_lowest_utilization_is_not_lowered() -> None:
+    found = patch_recipe(read(SERVE + "--gpu-memory-utilization 0.05\n"), NGRAM)
+    assert "--gpu-memory-utilization 0.05 " in found.text
+    assert not found.notes

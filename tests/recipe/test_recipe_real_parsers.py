@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def stubs(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in PROGRAMS:
-        script = '#!/bin/bash\nprintf \'%s\\0\' "${0##*/}" "$@" $\'\\x01\' >> "$CALLS"\n'
+        script = '#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" > "$CALLS/$$"\n'
         if name in ("nohup", "sudo"):
             script = '#!/bin/bash\nexec "$@"\n'
         (folder / name).write_text(script)
@@ -48,13 +49,11 @@ def stubs(tmp_path: Path) -> Path:
 
 def calls_of(command: list[str], stubs: Path, cwd: Path) -> list[list[str]]:
     """The program calls a command makes, when nothing but the stubs can be called."""
-    log = cwd / "calls"
-    log.write_bytes(b"")
+    log = Path(tempfile.mkdtemp(prefix="calls", dir=cwd))  # a file a call: those in the background write at once
     env = {"PATH": f"{stubs}:/usr/bin:/bin", "CALLS": str(log), "HOME": "/nowhere"}
     # Its own session: Dynamo's scripts end with "kill 0", which ends every process of the group.
     subprocess.run(command, cwd=cwd, env=env, timeout=30, stdout=subprocess.DEVNULL, start_new_session=True)
-    called = log.read_bytes().decode().split("\x01\0")
-    return [c.rstrip("\0").split("\0") for c in called if c]
+    return [call.read_bytes().decode().removesuffix("\0").split("\0") for call in log.iterdir()]
 
 
 def nested(calls: list[list[str]], stubs: Path, cwd: Path) -> Iterator[list[str]]:

@@ -178,6 +178,8 @@ def command_servers(words: Sequence[Arg], source: Source, env: Variables | None 
         if found is not None:
             engine, end = found
             return [Server(engine, tuple(words[end:]), tuple(words[i:end]), offset=word.span[0])]
+        if word.text == "eval" and i + 1 < len(words):
+            return _nested(words[i + 1], source, env)
         if _base(word) in _SHELLS:
             text = _shell_text(words[i + 1 :])
             if text is not None:

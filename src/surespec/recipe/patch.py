@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,10 @@ def _change(
     name = MEMORY_FLAG.get(dialect(recipe.engine), "")
     now = recipe.gpu_memory_utilization
     if utilization is None and lower and speculative and not spec.flags and now is not None:
-        utilization = max(0.05, round(now - C5_STEP, 4))
-        notes.append(
-            f"C5: {name} from {_number(now)} to {_number(utilization)}, because speculation is first added here."
-        )
+        utilization = min(now, max(C5_STEP, round(now - C5_STEP, 4)))
+        if utilization < now:
+            change = f"from {_number(now)} to {_number(utilization)}"
+            notes.append(f"C5: {name} {change}, because speculation is first added here.")
     elif utilization is None and speculative and spec.flags and now is not None:
         notes.append(f"C5: the recipe speculates already, so {name} stays {_number(now)}.")
     if utilization is not None and name and now != utilization:
@@ -138,7 +138,7 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
         if present is None:
             added.append((name, value))
         elif value is not None and present.value != value:
-            edits += _first(lambda m, f=present, v=value: replace_value(f, v, m, source), "chars", "word")  # type: ignore[misc]
+            edits += _set(present, value, source)
     if added:
         kept = [a for a in args if not any(e.start <= a.span[0] and a.span[1] <= e.end and not e.new for e in edits)]
         edits += add_flags(kept or args, added, source)
@@ -207,19 +207,17 @@ def _reflag(recipe: Recipe, spec: Found, config: Mapping[str, Any], added: list[
             continue
         value = wanted.pop(flag.name)
         if value is not None and flag.value != value:
-            edits += _first(lambda m, f=flag, v=value: replace_value(f, v, m, recipe.source), "chars", "word")  # type: ignore[misc]
+            edits += _set(flag, value, recipe.source)
     added += wanted.items()
     return edits
 
 
-def _first(attempt: Callable[[str], list[Edit]], *modes: str) -> list[Edit]:
-    """The edits of the first mode that can be written."""
-    for mode in modes[:-1]:
-        try:
-            return attempt(mode)
-        except UnwritableError:
-            continue
-    return attempt(modes[-1])
+def _set(flag: Flag, value: str, source: Source) -> list[Edit]:
+    """Another value where the old one's characters stand, else where the argument stands."""
+    try:
+        return replace_value(flag, value, "chars", source)
+    except UnwritableError:
+        return replace_value(flag, value, "word", source)
 
 
 def _entry_edits(server: Server, notes: list[str], source: Source) -> list[Edit]:

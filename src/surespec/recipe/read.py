@@ -109,6 +109,10 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
     spec = find(parsed, engine, version, source)
     diagnoses = [*faults, *_entry_faults(server, source), *spec.diagnoses]
     model = _model(parsed)
+    if base == "vllm" and (flag := parsed.last("--config")) is not None:
+        words = f"the file {flag.value} may set flags too; surespec reads only this one."
+        fix = "What stands here counts before it."
+        diagnoses.append(Diagnosis("config-file", source.line(flag.arg.span[0]), words, fix))
     if not model:
         diagnoses.append(_no_model(server, parsed, source))
 

@@ -75,7 +75,7 @@ class SplitValue(Context):
     parent: Context | None = FILE
 
     def own(self, text: str) -> str:
-        if not text or re.search(r"[\s*?'\"\\]", re.sub(r'"', "", text)):
+        if not text or re.search(r"[\s*?'\\]", text):
             raise UnwritableError("the shell splits this variable at blanks")
         return text
 
