@@ -109,9 +109,7 @@ def cmd_target(args: argparse.Namespace) -> None:
         "pad_token_id": ids["pad"],
     }
     write_json(args.target / "config.json", config)
-    write_json(
-        args.target / "generation_config.json", {f"{k}_token_id": ids[k] for k in ("bos", "eos", "pad")}
-    )
+    write_json(args.target / "generation_config.json", {f"{k}_token_id": ids[k] for k in ("bos", "eos", "pad")})
     pieces, kinds = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
@@ -991,11 +989,7 @@ class TargetModel:
             q, k, v = attention_inputs(x, n1, qkv, cos, sin, self.eps, self.heads, self.kv_heads)
             self.keys[i][rows[:, None], :, pos] = k.view(B, S, self.kv_heads, -1)
             self.values[i][rows[:, None], :, pos] = v.view(B, S, self.kv_heads, -1)
-            q = (
-                q.view(B, S, self.kv_heads, group, -1)
-                .permute(0, 2, 3, 1, 4)
-                .reshape(B, self.kv_heads, group * S, -1)
-            )
+            q = q.view(B, S, self.kv_heads, group, -1).permute(0, 2, 3, 1, 4).reshape(B, self.kv_heads, group * S, -1)
             a = F.scaled_dot_product_attention(
                 q, self.keys[i][rows, :, :kv], self.values[i][rows, :, :kv], attn_mask=mask
             )
@@ -1130,9 +1124,7 @@ def cmd_generate(args: argparse.Namespace) -> None:
     def half(x: Tensor) -> Tensor:
         return x.clamp(-6e4, 6e4).half()
 
-    prefix = model.prefill(
-        torch.tensor([queue[0][0][:shared]]), torch.tensor([0]), torch.arange(shared)[None]
-    )
+    prefix = model.prefill(torch.tensor([queue[0][0][:shared]]), torch.tensor([0]), torch.arange(shared)[None])
     feats[:, :shared] = half(prefix)
     for cache in (model.keys, model.values):  # the system prompt is the same in every row
         cache[:, :, :, :shared] = cache[:, :1, :, :shared].clone()
@@ -1393,10 +1385,7 @@ class DraftHead(torch.nn.Module):
                 mixed = mixed + p[..., T + i : T + i + 1] * v[:, :, None]
             y = hidden + self.linear(mixed.permute(0, 3, 1, 2, 4).reshape(B, W, -1), self.o).float()
             z = rms_norm(y, self.norm_post, self.eps).to(self.compute)
-            hidden = (
-                y
-                + self.linear(F.silu(self.linear(z, self.gate)) * self.linear(z, self.up), self.down).float()
-            )
+            hidden = y + self.linear(F.silu(self.linear(z, self.gate)) * self.linear(z, self.up), self.down).float()
             keep = yield hidden
             if keep is not None:
                 hidden, base = take(hidden, keep), torch.gather(base, 1, keep)
@@ -1503,9 +1492,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 # -------------------------------------------------------------------------------------------------- training
-def choose_draft_vocabulary(
-    rows: list[dict], target: Path, vocab: int, size: int, shared: int = 24
-) -> Tensor:
+def choose_draft_vocabulary(rows: list[dict], target: Path, vocab: int, size: int, shared: int = 24) -> Tensor:
     """Sorted ids (size,) of the commonest answer tokens; single characters and control tokens always stay.
 
     Prompt tokens after the `shared` system prompt count a fifth.
@@ -1619,11 +1606,7 @@ def unrolled_loss(
         alive = alive & hit
         accepted[step - 1] = (alive & possible).sum()
         if step < args.steps:
-            go = (
-                possible
-                & (alive | (torch.rand(alive.shape) < args.keep))
-                & (base + step + 2 < length[:, None])
-            )
+            go = possible & (alive | (torch.rand(alive.shape) < args.keep)) & (base + step + 2 < length[:, None])
             keep = go.float().topk(max(1, int(go.sum(1).max())), 1).indices.sort(1).values
             drafts.send(keep)
             base, alive, inside = (torch.gather(t, 1, keep) for t in (base, alive, go))
@@ -1654,9 +1637,7 @@ def cmd_train(args: argparse.Namespace) -> None:
     head.warm_start(weights, inv_std)
     if args.resume:
         head.load_state_dict(saved["state"])
-    target_rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])[draft_ids].to(
-        torch.bfloat16
-    )
+    target_rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])[draft_ids].to(torch.bfloat16)
     del weights
     facts = {
         "conversations": len(rows),
@@ -1682,9 +1663,7 @@ def cmd_train(args: argparse.Namespace) -> None:
     matrices = [p for name, p in named.items() if p.dim() == 2 and name != "lm_head"]
     vectors = [p for p in named.values() if p.dim() == 1]
     optimizers = [
-        torch.optim.Muon(
-            matrices, lr=args.lr, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=args.lr, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
             [{"params": vectors}, {"params": [head.lm_head], "scale": args.lm_head_lr}],
             lr=args.lr,
@@ -1915,16 +1894,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--slots", type=int, default=128, help="conversations decoded together")
     p.add_argument("--refill", type=int, default=8, help="free slots of a group that start a prefill")
     p.add_argument("--max-len", type=int, default=352, help="tokens of a conversation")
-    p.add_argument(
-        "--max-new", type=int, nargs="+", default=[96, 128, 160, 192], help="answer limits, one drawn"
-    )
-    p.add_argument(
-        "--temperature", type=float, default=0.6, help="of the answers that are not greedy; 0: all are"
-    )
+    p.add_argument("--max-new", type=int, nargs="+", default=[96, 128, 160, 192], help="answer limits, one drawn")
+    p.add_argument("--temperature", type=float, default=0.6, help="of the answers that are not greedy; 0: all are")
     p.add_argument("--greedy-share", type=float, default=0.7)
-    p.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the matrix products"
-    )
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the matrix products")
     p.add_argument("--no-compile", action="store_true", help="do not fuse the decode step with torch.compile")
     p = command("train", cmd_train)
     p.add_argument("--data", type=Path, nargs="+", required=True)
@@ -1961,9 +1934,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--data", type=Path, required=True, help="folder of greedy fp32 answers")
     p.add_argument("--head", type=Path, required=True)
     p.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    p.add_argument(
-        "--margin", type=int, default=5, help="do not start rounds this close to the end of an answer"
-    )
+    p.add_argument("--margin", type=int, default=5, help="do not start rounds this close to the end of an answer")
     p.add_argument("--report", type=Path, help="write the result here too")
     return top
 
