@@ -1,7 +1,9 @@
 # surespec: everything below does its own set-up. `make demo` and `make test` are the two to know.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 VENV ?= .venv
-DEMO_OUT ?= demo
+# Work where n-gram drafting is at home; DEMO_PROMPTS=chat or mixed shows work where it is not.
+DEMO_PROMPTS ?= copy
+DEMO_OUT ?= demo$(if $(filter-out copy,$(DEMO_PROMPTS)),-$(DEMO_PROMPTS))
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-model lint clean help
@@ -11,7 +13,7 @@ help:  ## what can be made
 
 demo: $(VENV)/.base  ## tune a small real model on this machine: verdict, report, command
 	@$(BIN)/surespec fetch smollm2-135m > /dev/null
-	@$(BIN)/surespec tune --model smollm2-135m --out $(DEMO_OUT) $(if $(wildcard $(DEMO_OUT)/manifest.json),--resume); \
+	@$(BIN)/surespec tune --model smollm2-135m --prompts $(DEMO_PROMPTS) --out $(DEMO_OUT) $(if $(wildcard $(DEMO_OUT)/manifest.json),--resume); \
 	code=$$?; echo "exit code $$code (0 keep, 10 disable, 11 marginal or inconclusive: each is a result)"; \
 	case $$code in 0|10|11) exit 0;; *) exit $$code;; esac
 
