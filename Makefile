@@ -39,7 +39,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.base: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet --no-compile -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
