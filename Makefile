@@ -6,7 +6,7 @@ DEMO_PROMPTS ?= copy
 DEMO_OUT ?= demo$(if $(filter-out copy,$(DEMO_PROMPTS)),-$(DEMO_PROMPTS))
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-model lint clean help
+.PHONY: demo test test-model test-real engine-vllm engine-llamacpp lint clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,16 @@ test: $(VENV)/.dev  ## the tests (toy models, minutes)
 test-model: $(VENV)/.dev  ## the tests that need the small real model
 	@$(BIN)/surespec fetch smollm2-135m > /dev/null
 	$(BIN)/python -m pytest -m model --timeout 900
+
+engine-vllm: $(VENV)/.base  ## install vLLM for CPUs outside this folder and check it (3.8 GB)
+	$(BIN)/python tools/install_engine.py vllm
+
+engine-llamacpp: $(VENV)/.base  ## compile llama.cpp's server outside this folder and check it (half an hour)
+	$(BIN)/python tools/install_engine.py llamacpp
+
+test-real: $(VENV)/.dev engine-vllm $(if $(LLAMACPP),engine-llamacpp)  ## the tests with real vLLM (LLAMACPP=1: with llama.cpp too)
+	@echo "Real engines: vLLM$(if $(LLAMACPP), and llama.cpp)"
+	$(BIN)/python -m pytest -m real tests/real/test_real_vllm.py $(if $(LLAMACPP),tests/real/test_real_llamacpp.py)
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check src tests tools benchmarks

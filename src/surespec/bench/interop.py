@@ -17,9 +17,11 @@ from pydantic import ValidationError
 from surespec.bench.foreign import Document, pooled, read_aiperf, read_guidellm, read_jetson, read_vllm
 from surespec.core import BenchResult, Run
 from surespec.errors import InputFileError
+from surespec.input_files import MIB, read_input
 
 Reader = Callable[[Document, str], BenchResult]
 SCHEMA = "surespec/bench/1"
+_MAX_FILE_BYTES = 1024 * MIB  # traces of a long run
 KNOWN_KINDS = (
     "surespec bench --json",
     "jetson-llm-benchmark (bench_vllm.sh)",
@@ -113,12 +115,9 @@ def _read_documents(file: Path) -> list[Any]:
     """The JSON documents of a file, one after another."""
     if not file.exists():
         raise InputFileError(f"There is no result file {file}.")
-    if file.is_dir():
-        raise InputFileError(f"{file} is a directory, not a result file.")
+    raw = read_input(file, what="a result file", most_bytes=_MAX_FILE_BYTES)
     try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except OSError as err:
-        raise InputFileError(f"{file} cannot be read: {err.strerror or err}.") from err
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:
         raise InputFileError(f"{file} is not a text file (byte {err.start}).") from err
     decoder, position, documents = json.JSONDecoder(), 0, []

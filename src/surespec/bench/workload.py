@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surespec.errors import InputFileError, UsageError
+from surespec.input_files import MIB, read_input
 
 CATEGORIES: tuple[str, ...] = (
     "chat",
@@ -37,7 +38,7 @@ CHARS_PER_TOKEN = 4
 _LINE_KEYS = frozenset({"prompt", "messages", "id", "category", "max_tokens", "expected"})
 _PASSED_ON = frozenset({"tools", "tool_choice", "response_format", "stop"})
 _IGNORED = frozenset({"model", "stream", "stream_options", "n", "temperature", "top_p", "seed", "metadata", "user"})
-_MAX_FILE_BYTES = 256 * 1024 * 1024
+_MAX_FILE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +139,7 @@ def read_jsonl(path: str | Path) -> tuple[Prompt, ...]:
         raise InputFileError(
             f"There is no prompt set or file named {path}.", hint=f"Built-in sets: {', '.join(BUILTIN)}."
         )
-    if file.is_dir():
-        raise InputFileError(f"{path} is a directory, not a JSONL file of prompts.")
-    try:
-        size = file.stat().st_size
-        raw = file.read_bytes() if size <= _MAX_FILE_BYTES else b""
-    except OSError as err:
-        raise InputFileError(f"{path} cannot be read: {err.strerror or err}.") from err
-    if size > _MAX_FILE_BYTES:
-        raise InputFileError(f"{path} has {size} bytes; a prompts file may have at most {_MAX_FILE_BYTES}.")
+    raw = read_input(file, what="a JSONL file of prompts", most_bytes=_MAX_FILE_BYTES)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surespec.errors import InputFileError, UsageError
+from surespec.errors import UsageError
+from surespec.input_files import MIB, read_input
 from surespec.recipe.base import Diagnosis, Kind, Recipe, flag_values
 from surespec.recipe.flags import Parsed, dialect, parse_flags
 from surespec.recipe.locate import Server, image_version
@@ -31,17 +32,16 @@ _SEQS = {
     "llamacpp": "--parallel",
 }
 
+MAX_BYTES = 4 * MIB  # far beyond any script or manifest
+
 
 def read_recipe(path: Path, *, service: str | None = None) -> Recipe:
     """Read the recipe in a file. ``service`` picks one where the file starts several.
 
     Raises InputFileError with file and line when it cannot be read, UsageError for a service it does not have.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        hint = "Name the file that starts the deployment."
-        raise InputFileError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+    hint = "Name the file that starts the deployment."
+    data = read_input(path, what="a recipe", most_bytes=MAX_BYTES, hint=hint)
     return read_text(path, Source.decode(str(path), data), service=service)
 
 
