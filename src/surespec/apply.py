@@ -86,10 +86,18 @@ def plan_apply(
     gpu_memory_utilization: float | None = None,
 ) -> Applied:
     """Read and patch, write nothing. ``folder`` is where the old bytes will be kept."""
-    real = recipe.resolve() if recipe.is_symlink() else recipe
+    real = _followed(recipe)
     read = read_recipe(real, service=service)
     patched = patch_recipe(read, speculative, gpu_memory_utilization=gpu_memory_utilization)
     return Applied(read, patched, folder or undo_folder(real))
+
+
+def _followed(path: Path) -> Path:
+    """The file a link leads to, so that the link stays one. Raises InputFileError for a link to itself."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:
+        raise InputFileError(f"{path} is a link that leads nowhere.", hint="Name the recipe itself.") from error
 
 
 def write(applied: Applied) -> None:
@@ -173,7 +181,7 @@ def undo_folder(recipe: Path) -> Path:
 def _folder_of(place: Path) -> Path:
     if place.is_dir():
         return place / "recipe" if (place / "recipe" / "journal.json").exists() else place
-    return undo_folder(place.resolve() if place.is_symlink() else place)
+    return undo_folder(_followed(place))
 
 
 def _document(path: Path, hint: str) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def plan_command(
     """Ranked arms, refusals by rule, memory, and the exact command of each. Nothing is launched."""
     from surespec.plan_nouns import PlanOptions
     from surespec.planning import PlanRequest, make_plan
+    from surespec.recipe import read_recipe
 
     options = PlanOptions(
         concurrency=parse_concurrency(concurrency),
@@ -126,10 +127,17 @@ def plan_command(
         options=options,
     )
     result = make_plan(request)
+    read = read_recipe(recipe) if recipe else None
     if as_json:
-        _print_json(result.document())
+        _print_json({**result.document(), **({"recipe": read.document()} if read else {})})
     else:
+        if read is not None:
+            print(f"recipe {read.path.name}: {_recipe_line(read)}")
+            for diagnosis in read.diagnoses:
+                print(f"- {diagnosis}")
         _print_plan(result)
+        if read is not None:
+            print("These commands serve the model afresh; surespec apply changes the recipe itself and keeps the rest.")
     raise typer.Exit(result.exit_code)
 
 
@@ -251,6 +259,10 @@ def _print_plan(result: Plan) -> None:
         for note in arm.notes:
             if note not in shared:
                 say(f"  - {note}")
+    if result.arms and result.arms[0].files:
+        for name, text in result.arms[0].files.items():
+            say(f"{name} of {result.arms[0].name} (those of the others: --json, arms[].files):")
+            print(text, end="" if text.endswith("\n") else "\n")
     for refusal in result.refused:
         wide.print(f"[bold]refused[/bold] {escape(refusal.method)} by {refusal.rule}: {escape(refusal.why)}")
         for instead in refusal.instead:

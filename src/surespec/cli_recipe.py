@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +54,9 @@ def apply_command(
         sys.stdout.write(applied.patched.diff.encode("utf-8", "replace").decode("utf-8"))
         sys.stdout.flush()
     written = not dry_run and applied.patched.changed
-    if written and not yes and not as_json and sys.stdin.isatty():
+    if written and not yes and not as_json:
+        if not sys.stdin.isatty():
+            raise UsageError("apply: nobody can be asked here.", hint="Give --yes to write it, --dry-run to look only.")
         written = typer.confirm("Write it?", default=False, err=True)
     if written:
         write(applied)
@@ -65,7 +68,7 @@ def apply_command(
     elif not written:
         print("Nothing was written.", file=sys.stderr)
     else:
-        undo = directory or path
+        undo = shlex.quote(str(directory or path))
         print(f"Written. The old recipe is {applied.folder / 'original'}; surespec undo {undo}", file=sys.stderr)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,18 @@ class TuneOptions:
             raise ConfigError(
                 f"--model {self.model}: the run in {self.out} is of {restored.model}.",
                 hint="Leave --model out to go on with it, or choose another --out.",
+            )
+        changed = [
+            f.name
+            for f in fields(self)
+            if f.name in known and getattr(self, f.name) not in (f.default, getattr(restored, f.name))
+        ]
+        if changed:
+            flag = "--" + changed[0].replace("_", "-")
+            raise ConfigError(
+                f"{flag} {getattr(self, changed[0])}: the run in {self.out} has {getattr(restored, changed[0])}, and "
+                "launches of two settings cannot be compared.",
+                hint="Resume without it, or choose another --out.",
             )
         return restored
 

@@ -154,22 +154,19 @@ def test_a_running_server_is_taken_as_the_deployment(monkeypatch: pytest.MonkeyP
     assert any("speculates already" in note for note in arm["notes"])
 
 
-def test_a_recipe_fills_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {
-        "engine": "vllm",
-        "image": "vllm/vllm-openai:v0.27.1",
-        "model": "Qwen/Qwen3-8B",
-        "gpu_memory_utilization": 0.60,
-        "max_model_len": 4096,
-        "speculates": False,
-    }
-    monkeypatch.setattr("surespec.planning.recipe_facts", lambda _: facts)
-    _, got = document("plan", "--recipe", "run.sh", "--device", "thor-t5000", "--max-model-len", "2048")
+def test_a_recipe_fills_what_was_not_said(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.sh"
+    line = (
+        "docker run vllm/vllm-openai:v0.27.1 --model Qwen/Qwen3-8B --gpu-memory-utilization 0.60 --max-model-len 4096"
+    )
+    recipe.write_text(line)
+    _, got = document("plan", "--recipe", str(recipe), "--device", "thor-t5000", "--max-model-len", "2048")
     arm = got["arms"][0]
     assert (got["runtime"]["version"], got["max_model_len"], got["gpu_memory_utilization"]) == ("0.27.1", 2048, 0.60)
     assert arm["gpu_memory_utilization"] == 0.55 and "vllm/vllm-openai:v0.27.1" in arm["command"]
-    monkeypatch.setattr("surespec.planning.recipe_facts", lambda _: {**facts, "speculates": True})
-    _, got = document("plan", "--recipe", "run.sh", "--device", "thor-t5000")
+    assert got["recipe"]["diagnoses"] == []
+    recipe.write_text(f"""{line} --speculative-config '{{"method":"ngram","num_speculative_tokens":3}}'""")
+    _, got = document("plan", "--recipe", str(recipe), "--device", "thor-t5000")
     assert got["arms"][0]["gpu_memory_utilization"] == 0.60
 
 

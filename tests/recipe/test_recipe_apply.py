@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from surespec.apply import plan_apply, undo, undo_folder, write
 from surespec.cli_recipe import apply_command, undo_command
 from surespec.errors import BundleError, UsageError
+from surespec.recipe import patch_recipe, read_recipe
 
 DATA = Path(__file__).parents[1] / "data" / "recipes"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -107,7 +108,7 @@ def test_nothing_to_undo(recipe: Path, tmp_path: Path) -> None:
 def test_apply_of_a_kept_verdict_and_undo_by_its_folder(recipe: Path, tmp_path: Path) -> None:
     before = recipe.read_bytes()
     folder = bundle(tmp_path, recipe, verdict="keep", speculative_config=NGRAM)
-    done = run("apply", str(folder))
+    done = run("apply", str(folder), "--yes")
     assert done.exit_code == 0, done.output
     assert '+    --speculative-config \'{"method":"ngram","num_speculative_tokens":4}\'' in done.stdout
     assert (folder / "recipe" / "original").read_bytes() == before
@@ -119,7 +120,7 @@ def test_apply_of_a_kept_verdict_and_undo_by_its_folder(recipe: Path, tmp_path: 
 def test_disable_takes_speculation_out(tmp_path: Path) -> None:
     path = tmp_path / "compose_string.yaml"
     path.write_bytes((DATA / path.name).read_bytes())
-    assert run("apply", str(bundle(tmp_path, path, verdict="disable"))).exit_code == 0
+    assert run("apply", str(bundle(tmp_path, path, verdict="disable")), "--yes").exit_code == 0
     assert "speculative" not in path.read_text()
 
 
@@ -148,3 +149,29 @@ def test_what_is_missing_is_said(recipe: Path, tmp_path: Path) -> None:
     assert "no recipe" in str(run("apply", str(bundle(tmp_path, None, verdict="disable"))).exception)
     assert "no JSON" in str(run("apply", "--recipe", str(recipe), "--speculative-config", "{").exception)
     assert "does not exist" in str(run("apply", str(tmp_path / "none")).exception)
+
+
+def test_nothing_is_written_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.sh"
+    recipe.write_text("vllm serve Qwen/Qwen3-8B\n")
+    before = recipe.read_bytes()
+    done = run("apply", "--recipe", str(recipe), "--speculative-config", json.dumps(NGRAM))
+    assert "--yes" in str(done.exception)
+    assert recipe.read_bytes() == before
+
+
+def test_a_link_to_itself_is_no_recipe(tmp_path: Path) -> None:
+    link = tmp_path / "loop.sh"
+    link.symlink_to(link)
+    done = run("apply", "--recipe", str(link), "--speculative-config", json.dumps(NGRAM), "--dry-run")
+    assert "leads nowhere" in str(done.exception)
+
+
+def test_serve_given_to_an_image_that_serves(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.sh"
+    recipe.write_text("docker run --gpus all vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B --port 8000\n")
+    read = read_recipe(recipe)
+    assert read.model == "Qwen/Qwen3-8B"
+    assert [d.name for d in read.diagnoses] == ["doubled-entrypoint"]
+    patched = patch_recipe(read, NGRAM).text
+    assert "--entrypoint vllm vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B --port 8000" in patched

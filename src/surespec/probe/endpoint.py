@@ -65,16 +65,14 @@ def probe_endpoint(url: str, *, timeout_s: float = TIMEOUT_S) -> Endpoint:
 
 
 def _engine(metrics: str, model: dict[str, Any]) -> str:
-    """By the prefix of the metrics, else by who owns the model."""
+    """By who owns the model where that is surespec (its metrics have vLLM's names), the metrics' prefix, the owner."""
+    if str(model.get("owned_by", "")).lower() == "surespec":
+        return "local"
     for name, entry in load_topic("runtimes")["engine"].items():
         if name != "local" and entry["metrics"] in metrics:
             return str(name)
     owner = str(model.get("owned_by", "")).lower()
-    return (
-        "surespec"
-        if owner == "surespec"
-        else {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}.get(owner, "")
-    )
+    return {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}.get(owner, "")
 
 
 def _json(url: str, timeout_s: float, *, required: bool = False) -> dict[str, Any]:

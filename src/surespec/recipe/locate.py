@@ -146,6 +146,9 @@ def container_servers(
             replace(s, entry=entry, head=rest[0]) if _front(s, rest) and entry and _OFFICIAL.search(image) else s
             for s in named
         ]
+    if engine and entry and rest and rest[0].text == entry[-1] and _OFFICIAL.search(image):
+        # `docker run IMAGE serve MODEL`: the image's own `vllm serve` would take serve for the model.
+        return [Server(engine, tuple(rest[1:]), (rest[0],), offset=rest[0].span[0], entry=entry, head=rest[0])]
     if engine and entry:
         return [Server(engine, tuple(rest), offset=rest[0].span[0] if rest else 0)]
     return []

@@ -226,6 +226,8 @@ def _entry_edits(server: Server, notes: list[str], source: Source) -> list[Edit]
     if not server.entry or head is None:
         return []
     built_in = " ".join(server.entry)
+    subcommand = head.text == server.entry[-1] and len(server.entry) > 1  # `IMAGE serve MODEL`
+    program = server.entry[0] if subcommand else head.text
     if server.docker is not None:
         place = server.docker.image.span[0]
         following = next((s for s in head.home.items if s[0] >= head.span[1]), None)
@@ -233,11 +235,12 @@ def _entry_edits(server: Server, notes: list[str], source: Source) -> list[Edit]
             raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
         notes.append(
             f"Mended: {server.image} starts `{built_in}` by itself and was given {head.text} as well; now it is "
-            f"started with --entrypoint {head.text}, which is right for every image."
+            f"started with --entrypoint {program}, which is right for every image."
         )
-        option = head.home.ctx.encode(f"--entrypoint {shlex.quote(head.text)} ")
-        return [Edit(place, place, option), Edit(head.span[0], following[0], "")]
-    if tuple(a.text for a in server.program) != server.entry:
+        option = head.home.ctx.encode(f"--entrypoint {shlex.quote(program)} ")
+        insert = Edit(place, place, option)
+        return [insert] if subcommand else [insert, Edit(head.span[0], following[0], "")]
+    if not subcommand and tuple(a.text for a in server.program) != server.entry:
         raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
     notes.append(f"Mended: {server.image} starts `{built_in}` by itself, so it was given twice; it is taken out.")
     return remove_args(server.program, source)

@@ -185,7 +185,7 @@ def _entry_faults(server: Server, source: Source) -> list[Diagnosis]:
     words = f"the image {server.image} starts `{built_in}` by itself and is given the program `{given}` as well."
     fix = "A patch mends it with --entrypoint."
     if server.docker is None:
-        same_program = tuple(a.text for a in server.program) == server.entry
+        same_program = tuple(a.text for a in server.program) in (server.entry, server.entry[-1:])
         fix = (
             "A patch takes the second one out."
             if same_program

@@ -73,7 +73,7 @@ def _plots(view: View) -> list[_Plot]:
         _Plot(
             "throughput",
             "Throughput against concurrency",
-            "All output tokens a second, median of the launches; the baseline is dashed.",
+            "All output tokens a second, mean of the launches; the baseline is dashed.",
             throughput_svg(view),
         ),
         _Plot(

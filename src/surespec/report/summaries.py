@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Literal
 
 from surespec.core import Acceptance, Arm, Launch, Run
@@ -69,10 +69,13 @@ def good_runs(launches: Sequence[Launch], arm: str | None) -> list[Run]:
 
 
 def middle(runs: Sequence[Run], concurrency: int, field: str) -> float | None:
-    """Median of a field over the runs at one concurrency (one run a launch), None where nothing was measured."""
+    """Geometric mean of a field over the runs at one concurrency (one run a launch), as the ratios are made of.
+
+    None where nothing was measured.
+    """
     values = [getattr(run, field) for run in runs if run.concurrency == concurrency]
     values = [value for value in values if value is not None]
-    return float(median(values)) if values else None
+    return geometric_mean(values) if values and min(values) > 0 else None
 
 
 def _paired_tpot(launches: Sequence[Launch], arm: str | None, concurrency: int) -> dict[tuple[str, str], float]:
