@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from surespec import __version__
+from surespec.cli_plan import explain_command, plan_command, probe_command
+from surespec.cli_recipe import apply_command, undo_command
 from surespec.errors import SurespecError, UsageError
 
 if TYPE_CHECKING:
@@ -262,6 +264,13 @@ def report(
     if judgement is None:
         raise UsageError(f"{bundle} has no verdict yet.", hint=f"Finish it: surespec tune --resume --out {bundle}")
     _print_json(judgement.document("tune"))
+
+
+app.command("probe")(probe_command)
+app.command("plan")(plan_command)
+app.command("apply")(apply_command)
+app.command("undo")(undo_command)
+app.command("explain")(explain_command)
 
 
 def main() -> NoReturn:

@@ -33,16 +33,15 @@ class Reading(NamedTuple):
 def read_json(text: str, unknown: tuple[str, ...] = ()) -> Reading:
     """The config in a flag's value. ``unknown`` are parts of it that only running the recipe would tell."""
     plain = text
-    for part in unknown:
-        if part in plain and _loads(plain) is None:
-            plain = plain.replace(part, json.dumps(part))
+    for part in unknown:  # a variable where JSON has a bare value, as in "num_speculative_tokens": $K
+        plain = re.sub(r"([:\[,]\s*)" + re.escape(part), lambda m, p=part: m[1] + json.dumps(p), plain)  # type: ignore[misc]
     config = _loads(plain)
     if config is not None:
         return Reading(config, ())
     if unknown and text.strip() in unknown:
         return Reading(None, (("computed", f"{SPEC_FLAG} is computed when the recipe runs: {text.strip()}."),))
     faults: list[tuple[str, str]] = []
-    for name, words, mend in _MENDS:
+    for name, words, mend in _MENDS * 2:
         mended = mend(plain)
         if mended != plain:
             plain = mended
@@ -117,7 +116,7 @@ _MENDS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("python-json", f"the value of {SPEC_FLAG} is a Python dict, not JSON.", _from_python),
     (
         "lost-quotes",
-        f"the shell takes the double quotes out of {SPEC_FLAG}: it needs single quotes around it.",
+        f"the shell takes the value of {SPEC_FLAG} apart: it needs single quotes around it.",
         _requote,
     ),
 )

@@ -10,9 +10,20 @@ from typing import Any
 from surespec.dialects.llamacpp import SPEC_TYPES
 from surespec.dialects.sglang import ALGORITHMS
 from surespec.recipe.flags import SPEC_FLAG, Parsed, dialect
+from surespec.recipe.jsontext import compact
 from surespec.recipe.text import UnwritableError
 
+_TUNING = {
+    "--n-gpu-layers-draft", "--device-draft", "--ctx-size-draft", "--cache-type-k-draft", "--cache-type-v-draft",
+    "-ctkd", "-ctvd", "-devd", "-cd", "--spec-draft-p-min", "--spec-draft-n-min", "--speculative-attention-mode",
+    "--speculative-draft-kv-cache-dtype", "--speculative-draft-attention-backend",
+}  # fmt: skip
 _OLD_LLAMACPP = ("--draft-max", "--draft-min")
+
+
+def is_tuning(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a flag of SGLang or llama.cpp only says how a drafter runs, so that it stays when the drafter changes."""
+    return bool(config.get("model")) and name in _TUNING
 
 
 def spec_flags(engine: str, config: Mapping[str, Any], parsed: Parsed) -> list[tuple[str, str | None]]:
@@ -23,7 +34,7 @@ def spec_flags(engine: str, config: Mapping[str, Any], parsed: Parsed) -> list[t
     kind = dialect(engine)
     method, k = str(config.get("method", "")), config.get("num_speculative_tokens")
     if kind == "vllm":
-        return [(SPEC_FLAG, json.dumps(dict(config), separators=(",", ":"), ensure_ascii=False))]
+        return [(SPEC_FLAG, compact(dict(config)))]
     if kind == "sglang":
         if method not in ALGORITHMS:
             raise UnwritableError(f"SGLang has no flag for the method {method}")

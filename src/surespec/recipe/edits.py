@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from surespec.recipe.arguments import Arg, Home
 from surespec.recipe.flags import Flag, is_flag, takes_value
@@ -63,16 +63,16 @@ def remove_args(args: Sequence[Arg], source: Source) -> list[Edit]:
     edits = []
     for span, home in spans.items():
         if home.kind in _CODE:
-            edits.append(_remove_word(span, home, source.text))
+            edits.append(_remove_word(span, home, source.text, set(spans)))
         else:
             edits.append(remove_item(span, home, source.text, {s for s, h in spans.items() if h is home}))
     return edits
 
 
-def _remove_word(span: tuple[int, int], home: Home, text: str) -> Edit:
+def _remove_word(span: tuple[int, int], home: Home, text: str, leaving: Set[tuple[int, int]]) -> Edit:
     index = home.items.index(span)
-    if index == 0:
-        end = home.items[1][0] if len(home.items) > 1 else span[1]
+    if all(s in leaving for s in home.items[:index]):  # the front of the list: what follows moves up
+        end = home.items[index + 1][0] if index + 1 < len(home.items) else span[1]
         return Edit(span[0], end, "")
     start = home.items[index - 1][1]
     gap = text[start : span[0]]

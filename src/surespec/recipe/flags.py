@@ -13,7 +13,8 @@ SPEC_FLAG = "--speculative-config"
 
 _SHORT = {
     "vllm": {"-sc": SPEC_FLAG, "-tp": "--tensor-parallel-size", "-q": "--quantization",
-             "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-O": "--optimization-level", "-cc": "--compilation-config"},
+             "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
+             "-O": "--optimization-level", "-cc": "--compilation-config"},
     "sglang": {"--model": "--model-path", "--tp": "--tp-size", "--tensor-parallel-size": "--tp-size",
                "--speculative-draft-model": "--speculative-draft-model-path",
                "--speculative-algo": "--speculative-algorithm"},
@@ -21,7 +22,8 @@ _SHORT = {
                  "-np": "--parallel", "-hf": "--hf-repo", "-hfr": "--hf-repo", "-md": "--model-draft",
                  "--spec-draft-model": "--model-draft", "-hfd": "--hf-repo-draft", "-a": "--alias",
                  "-ctk": "--cache-type-k", "-ctv": "--cache-type-v",
-                 "--draft": "--draft-max", "--draft-n": "--draft-max", "-ngld": "--n-gpu-layers-draft", "-fa": "--flash-attn"},
+                 "--draft": "--draft-max", "--draft-n": "--draft-max",
+                 "-ngld": "--n-gpu-layers-draft", "-fa": "--flash-attn"},
     "trtllm": {"--extra_llm_api_options": "--config", "--extra-llm-api-options": "--config", "--tp-size": "--tp-size"},
 }  # fmt: skip
 

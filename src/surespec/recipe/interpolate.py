@@ -67,6 +67,16 @@ def compose_chars(chars: Sequence[Char], variables: Mapping[str, str]) -> tuple[
     return out, tuple(unknown)
 
 
+def compose_spans(chars: Sequence[Char]) -> list[tuple[int, int]]:
+    """Where ``$NAME`` and ``${...}`` stand in the file."""
+    text, at = text_of(chars), 0
+    out: list[tuple[int, int]] = []
+    while (found := _COMPOSE.search(text, at)) is not None:
+        at = _closing(text, found.end()) if found[1] else found.end()
+        out.append((chars[found.start()].start, chars[at - 1].end))
+    return out
+
+
 def _closing(text: str, at: int) -> int:
     """The index after the ``}`` that closes a ``${`` whose content goes on at ``at``."""
     level = 1

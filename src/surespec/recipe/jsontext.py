@@ -69,13 +69,24 @@ def change_keys(chars: Sequence[Char], wanted: Mapping[str, Any]) -> list[Edit]:
         raise UnwritableError("nothing of it stays")
     for i, member in enumerate(found):
         if member.key not in wanted:
-            edits.append(_drop(chars, found, i))
+            edits.append(_drop(chars, found, i, wanted))
         elif not same(member.value, wanted[member.key]):
             edits.append(_change(chars, member, wanted[member.key]))
     added = [k for k in wanted if k not in {m.key for m in found}]
     if added:
         edits.append(_append(chars, text, found, {k: wanted[k] for k in added}))
     return edits
+
+
+def compact(value: Any) -> str:
+    """JSON without blanks; characters that do not print are escaped."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value, separators=(",", ":"))
+
+
+def _spaced(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -85,15 +96,16 @@ def same(left: Any, right: Any) -> bool:
 
 def _change(chars: Sequence[Char], member: Member, value: Any) -> Edit:
     start, end = member.value_start, member.end
-    spelled = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    spelled = compact(value)
     if isinstance(member.value, str) and isinstance(value, str) and member.value:
         return replace_chars(chars[start + 1 : end - 1], spelled[1:-1])
     return replace_chars(chars[start:end], spelled)
 
 
-def _drop(chars: Sequence[Char], found: Sequence[Member], i: int) -> Edit:
-    """Remove a member with one comma: the one before it, or after it for the first."""
-    start, end = (found[i - 1].end, found[i].end) if i else (found[0].start, found[1].start)
+def _drop(chars: Sequence[Char], found: Sequence[Member], i: int, wanted: Mapping[str, Any]) -> Edit:
+    """Remove a member with one comma: the one before it, or after it while none before it stays."""
+    front = all(m.key not in wanted for m in found[:i])
+    start, end = (found[i].start, found[i + 1].start) if front else (found[i - 1].end, found[i].end)
     _one_stretch(chars[start:end])
     return Edit(chars[start].start, chars[end - 1].end, "")
 
@@ -110,7 +122,7 @@ def _append(chars: Sequence[Char], text: str, found: Sequence[Member], added: Ma
     last = found[-1]
     comma = text[found[-2].end : last.start] if len(found) > 1 else ", " if " " in text[last.start : last.end] else ","
     colon = ": " if text[last.value_start - 1] == " " else ":"
-    spelled = "".join(f"{comma}{json.dumps(k)}{colon}{json.dumps(v, ensure_ascii=False)}" for k, v in added.items())
+    spelled = "".join(f"{comma}{json.dumps(k)}{colon}{_spaced(v)}" for k, v in added.items())
     at = chars[close]
     tail = chars[close - 1] if text[close - 1].isspace() else at
     place = tail.start if tail is not at and tail.ctx == at.ctx else at.start

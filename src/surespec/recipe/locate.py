@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ _IMAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (r"sglang", "sglang", ()),
     (r"(tensorrt-llm|tensorrt_llm|trtllm|release)$", "trtllm", ()),
 )
+_OFFICIAL = re.compile(r"(^|/)vllm/vllm-openai")  # others may have an entry point of their own
 _TALKERS = {"echo", "printf", "pip", "pip3", "pkill", "kill", "grep", "which", "command", "cd", "curl", "cat"}
-_CONTAINERS = {"docker", "podman", "nerdctl"}
+_CONTAINERS = re.compile(r"(docker|podman|nerdctl)$|\$\{?\w*(DOCKER|PODMAN|CONTAINER)\w*\}?$", re.I)
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _DOCKER_SWITCHES = {
     "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--no-healthcheck",
@@ -57,7 +59,7 @@ class Docker:
 class Server:
     """A server found in a recipe. ``args`` are the engine's own; ``program`` the words that name it.
 
-    ``entry`` is the program the image starts by itself when ``program`` is given to it all the same (a mistake).
+    ``entry`` is the program the image starts by itself when another (``head``) is given to it all the same, a mistake.
     ``image_arg`` is None outside containers. ``env`` are the names set for it.
     """
 
@@ -67,6 +69,7 @@ class Server:
     docker: Docker | None = None
     image: str = ""
     entry: tuple[str, ...] = ()
+    head: Arg | None = None
     name: str = ""
     offset: int = 0
     env: tuple[str, ...] = ()
@@ -112,9 +115,15 @@ def servers_in(words: Sequence[Arg], source: Source) -> list[Server]:
     ports = tuple(found.values("--publish", "-p"))
     got = container_servers(found.image.text, rest, source, entry, _container_env(found))
     return [
-        Server(s.engine, s.args, s.program, found, found.image.text, s.entry, name, words[0].span[0], env, ports)
+        replace(s, docker=found, image=found.image.text, name=name, offset=words[0].span[0], env=env, ports=ports)
         for s in got
     ]
+
+
+def docker_image(words: Sequence[Arg]) -> Arg | None:
+    """The image of a ``docker run``."""
+    found = _docker(words)
+    return found[0].image if found else None
 
 
 def container_servers(
@@ -134,7 +143,8 @@ def container_servers(
     named = command_servers(rest, source, env)
     if named:
         return [
-            Server(s.engine, s.args, s.program, entry=entry if _front(s, rest) else (), offset=s.offset) for s in named
+            replace(s, entry=entry, head=rest[0]) if _front(s, rest) and entry and _OFFICIAL.search(image) else s
+            for s in named
         ]
     if engine and entry:
         return [Server(engine, tuple(rest), offset=rest[0].span[0] if rest else 0)]
@@ -168,13 +178,20 @@ def command_servers(words: Sequence[Arg], source: Source, env: Variables | None 
         if found is not None:
             engine, end = found
             return [Server(engine, tuple(words[end:]), tuple(words[i:end]), offset=word.span[0])]
+        if word.text == "eval" and i + 1 < len(words):
+            return _nested(words[i + 1], source, env)
         if _base(word) in _SHELLS:
-            for j in range(i + 1, len(words)):
-                if re.fullmatch(r"-\w*c", words[j].text) and j + 1 < len(words):
-                    return _nested(words[j + 1], source, env)
-                if not words[j].text.startswith("-"):
-                    break
+            text = _shell_text(words[i + 1 :])
+            if text is not None:
+                return _nested(text, source, env)
     return []
+
+
+def _shell_text(words: Sequence[Arg]) -> Arg | None:
+    """The text that ``sh -c`` runs: the first argument after its options."""
+    options = list(itertools.takewhile(lambda w: re.match(r"[-+]\w", w.text), words))
+    rest = words[len(options) :]
+    return rest[0] if rest and any(re.fullmatch(r"-\w*c\w*", o.text) for o in options) else None
 
 
 def _nested(text: Arg, source: Source, env: Variables | None) -> list[Server]:
@@ -224,7 +241,7 @@ def _base(arg: Arg) -> str:
 
 def _docker(words: Sequence[Arg]) -> tuple[Docker, Sequence[Arg]] | None:
     """A ``docker run`` or ``create`` in the command, and the arguments after its image."""
-    start = next((i for i, w in enumerate(words) if _base(w) in _CONTAINERS), None)
+    start = next((i for i, w in enumerate(words) if _CONTAINERS.match(_base(w))), None)
     if start is None:
         return None
     run = next((i for i in range(start + 1, len(words)) if words[i].text in ("run", "create")), None)

@@ -11,7 +11,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from surespec.recipe.arguments import Arg, Home, Variables, commands
 from surespec.recipe.base import Diagnosis, Kind
-from surespec.recipe.interpolate import compose_chars, dotenv, kubernetes_chars
+from surespec.recipe.interpolate import compose_chars, compose_spans, dotenv, kubernetes_chars
 from surespec.recipe.locate import Server, container_servers
 from surespec.recipe.shell import read_shell
 from surespec.recipe.text import FILE, Char, Chars, Doubled, Source, text_of
@@ -43,9 +43,9 @@ def manifest_servers(source: Source, path: Path) -> tuple[Kind, list[Server], li
             containers += _compose(document)
         elif scalar(entry(document, "kind")).startswith("Dynamo"):
             kind = "dynamo"
-            containers += _pods(document, scalar(entry(document, "metadata", "name")), named=True)
+            containers += _pods(document, scalar(entry(document, "metadata", "name")), set(), named=True)
         elif entry(document, "kind") is not None:
-            containers += _pods(document, scalar(entry(document, "metadata", "name")), named=False)
+            containers += _pods(document, scalar(entry(document, "metadata", "name")), set(), named=False)
     if not containers:
         raise source.error(
             0,
@@ -84,11 +84,17 @@ def _compose(document: Node) -> Iterator[Container]:
         )
 
 
-def _pods(node: Node, name: str, *, named: bool) -> Iterator[Container]:
-    """Containers anywhere in a manifest. ``named``: components and services give their own names."""
+def _pods(node: Node, name: str, seen: set[int], *, named: bool) -> Iterator[Container]:
+    """Containers anywhere in a manifest, each node once (``seen``), however many aliases lead to it.
+
+    ``named``: components and services give their own names.
+    """
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, SequenceNode):
         for item in node.value:
-            yield from _pods(item, scalar(entry(item, "name")) or name if named else name, named=named)
+            yield from _pods(item, scalar(entry(item, "name")) or name if named else name, seen, named=named)
         return
     for key, value in pairs(node):
         if key == "containers" and isinstance(value, SequenceNode):
@@ -100,9 +106,9 @@ def _pods(node: Node, name: str, *, named: bool) -> Iterator[Container]:
             yield _container(value, name)
         elif key == "services" and named:
             for service, inner in pairs(value):
-                yield from _pods(inner, service, named=True)
+                yield from _pods(inner, service, seen, named=True)
         elif key not in ("initContainers", "frontendSidecar"):
-            yield from _pods(value, scalar(entry(value, "metadata", "name")) or name, named=named)
+            yield from _pods(value, scalar(entry(value, "metadata", "name")) or name, seen, named=named)
 
 
 def _container(node: Node, name: str) -> Container:
@@ -113,7 +119,7 @@ def _container(node: Node, name: str) -> Container:
 
 def _servers(container: Container, source: Source, variables: dict[str, str]) -> list[Server]:
     image = _text(container.image, source, container, variables)
-    env, names = _environment(container, source)
+    env, names = _environment(container, source, variables)
     entrypoint = _arguments(container.entrypoint, container, source, variables, env)
     rest = _arguments(container.command, container, source, variables, env)
     found = container_servers(image, rest, source, entrypoint, env)
@@ -151,13 +157,14 @@ def _arguments(
     if isinstance(node, SequenceNode):
         ctx = Doubled("$") if container.compose else FILE
         home = Home("flow" if node.flow_style else "block", ctx, locked=locked)
+        as_json = source.text.lstrip().startswith("{")
         out: list[Arg] = []
         for item in node.value:
             place = _item_span(item, source)
             home.items.append(place)
             if not isinstance(item, ScalarNode):
                 raise source.error(place[0], "an entry of the command is no text.", "Write each argument as one text.")
-            home.quotes.append(item.style if item.style in ("'", '"') else "")
+            home.quotes.append("json" if as_json else item.style if item.style in ("'", '"') else "")
             chars, unknown = filled(item, bool(node.flow_style))
             out.append(Arg(tuple(chars), home, place, unknown))
         return out
@@ -166,9 +173,17 @@ def _arguments(
     chars, _ = filled(node, False)
     code = [Char(" ", c.start, c.end, c.ctx) if c.c == "\n" else c for c in chars]
     words = [w for command in commands(read_shell(code, source), chars[0].ctx, Variables()) for w in command]
-    for word in words:
-        word.home.locked = locked
-    return words
+    filled_in = compose_spans(chars_of(node, source)) if container.compose else []
+    for home in {id(w.home): w.home for w in words}.values():
+        home.locked = locked
+        home.items = [_widened(item, filled_in) for item in home.items]
+    return [replace(w, span=_widened(w.span, filled_in)) for w in words]
+
+
+def _widened(place: tuple[int, int], spans: list[tuple[int, int]]) -> tuple[int, int]:
+    """The place of a word with the whole of each ``${...}`` it begins, ends or holds."""
+    touching = [s for s in spans if s[0] < place[1] and place[0] < s[1]]
+    return min([place[0], *(s[0] for s in touching)]), max([place[1], *(s[1] for s in touching)])
 
 
 def _item_span(item: Node, source: Source) -> tuple[int, int]:
@@ -194,7 +209,7 @@ def _locked(node: Node | None, container: Container, source: Source) -> str:
     return f"its command comes from a YAML anchor (line {line}) that other places share"
 
 
-def _environment(container: Container, source: Source) -> tuple[Variables, tuple[str, ...]]:
+def _environment(container: Container, source: Source, variables: dict[str, str]) -> tuple[Variables, tuple[str, ...]]:
     """The container's own variables, and their names."""
     env, names = Variables(), list[str]()
     node = container.env
@@ -208,8 +223,13 @@ def _environment(container: Container, source: Source) -> tuple[Variables, tuple
             entries.append((scalar(entry(item, "name")), entry(item, "value")))
     for name, value in entries:
         names.append(name)
-        if isinstance(value, ScalarNode) and not container.compose:
-            env.set(name, chars_of(value, source), shared=len(re.findall(rf"\b{re.escape(name)}\b", source.text)) > 2)
+        if isinstance(value, ScalarNode):
+            chars, unknown = chars_of(value, source), tuple[str, ...]()
+            if container.compose:
+                chars, unknown = compose_chars(chars, variables)
+            if not unknown:
+                uses = len(re.findall(rf"\b{re.escape(name)}\b", source.text))
+                env.set(name, chars, shared=uses > 2)
     return env, tuple(names)
 
 

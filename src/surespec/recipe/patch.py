@@ -8,20 +8,21 @@ refused with the flag to add by hand.
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surespec.errors import InputFileError, SurespecError
+from surespec.errors import ConfigError, InputFileError, SurespecError
 from surespec.recipe.base import Patched, Recipe
-from surespec.recipe.dialect_flags import by_hand, spec_flags
+from surespec.recipe.diagnose import config_faults
+from surespec.recipe.dialect_flags import by_hand, is_tuning, spec_flags
 from surespec.recipe.edits import add_flags, remove_args, replace_value, value_chars
 from surespec.recipe.flags import SPEC_FLAG, Flag, dialect
-from surespec.recipe.jsontext import change_keys, same
+from surespec.recipe.jsontext import change_keys, compact, same
 from surespec.recipe.locate import Server
 from surespec.recipe.read import MEMORY_FLAG, read_text
-from surespec.recipe.speculation import Found, find
+from surespec.recipe.speculation import Found, find, gate_version
 from surespec.recipe.text import Edit, Source, UnwritableError, apply_edits
 
 C5_STEP = 0.05
@@ -53,6 +54,7 @@ def patch_recipe(
     point is mended. Raises InputFileError, with what to add by hand, where the file cannot be patched safely.
     """
     source = recipe.source
+    _check(recipe, speculative)
     spec = find(recipe.parsed, recipe.engine, recipe.engine_version, source)
     change = _change(recipe, spec, speculative, gpu_memory_utilization, lower_utilization, other_flags or {})
     reasons: list[str] = []
@@ -63,11 +65,26 @@ def patch_recipe(
             text = apply_edits(source.text, edits)
             if text != source.text:
                 _verify(recipe, change, text)
-        except (UnwritableError, ValueError, InputFileError) as error:
+            elif _must_change(recipe, spec, change):
+                raise UnwritableError("nothing would change")
+        except (UnwritableError, ValueError, RecursionError, InputFileError) as error:
             reasons.append(error.message if isinstance(error, SurespecError) else str(error))
             continue
         return _patched(recipe, text, notes)
     raise _refusal(recipe, change, reasons)
+
+
+def _check(recipe: Recipe, speculative: Mapping[str, Any] | None) -> None:
+    """Refuse a config the engine would refuse, and a command that is broken before anything is written into it."""
+    for diagnosis in recipe.diagnoses:
+        if diagnosis.name in ("broken-continuation", "comment-in-command", "lost-flags"):
+            message = f"{recipe.source.name}, line {diagnosis.line}: {diagnosis.sentence}"
+            raise InputFileError(message, hint=diagnosis.fix)
+    if speculative is None or dialect(recipe.engine) != "vllm":
+        return
+    for diagnosis in config_faults(dict(speculative), 0, gate_version(recipe.engine, recipe.engine_version)):
+        if diagnosis.name != "version":
+            raise ConfigError(f"speculative config: {diagnosis.sentence}", hint=diagnosis.fix)
 
 
 def _change(
@@ -79,21 +96,31 @@ def _change(
     other_flags: Mapping[str, str | None],
 ) -> _Change:
     notes: list[str] = []
+    if speculative and dialect(recipe.engine) == "vllm":
+        faults = config_faults(dict(speculative), 0, gate_version(recipe.engine, recipe.engine_version))
+        notes += [f"Careful: {d.sentence}" for d in faults]
     others: Wanted = dict(other_flags)
     name = MEMORY_FLAG.get(dialect(recipe.engine), "")
     now = recipe.gpu_memory_utilization
     if utilization is None and lower and speculative and not spec.flags and now is not None:
-        utilization = max(0.05, round(now - C5_STEP, 4))
-        notes.append(f"C5: {name} from {now:g} to {utilization:g}, because speculation is first added here.")
+        utilization = min(now, max(C5_STEP, round(now - C5_STEP, 4)))
+        if utilization < now:
+            change = f"from {_number(now)} to {_number(utilization)}"
+            notes.append(f"C5: {name} {change}, because speculation is first added here.")
     elif utilization is None and speculative and spec.flags and now is not None:
-        notes.append(f"C5: the recipe speculates already, so {name} stays {now:g}.")
+        notes.append(f"C5: the recipe speculates already, so {name} stays {_number(now)}.")
     if utilization is not None and name and now != utilization:
-        others[name] = f"{utilization:.4f}".rstrip("0").ljust(4, "0")
+        others[name] = _number(utilization)
     if speculative is None and spec.flags and name and now is not None:
         notes.append(
-            f"{name} stays {now:g}; if it was lowered for speculation, surespec undo brings the old file back."
+            f"{name} stays {_number(now)}; if it was lowered for speculation, surespec undo brings the old file back."
         )
     return _Change(dict(speculative) if speculative else None, others, notes)
+
+
+def _number(fraction: float) -> str:
+    """Two digits at least: 0.80."""
+    return f"{fraction:.4f}".rstrip("0").ljust(4, "0")
 
 
 def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: list[str]) -> list[Edit]:
@@ -102,7 +129,7 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
     added: list[tuple[str, str | None]] = []
     if any(d.name == "computed" for d in spec.diagnoses):
         raise UnwritableError("it is computed by a program when the recipe runs")
-    if spec.flags and (not same(spec.config, change.config) or spec.broken or _outdated(spec)):
+    if _must_change(recipe, spec, change):
         edits += _respell(recipe, spec, change, mode, added)
     elif change.config and not spec.flags:
         added += spec_flags(recipe.engine, change.config, recipe.parsed)
@@ -111,10 +138,16 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
         if present is None:
             added.append((name, value))
         elif value is not None and present.value != value:
-            edits += _first(lambda m, f=present, v=value: replace_value(f, v, m, source), "chars", "word")  # type: ignore[misc]
+            edits += _set(present, value, source)
     if added:
         kept = [a for a in args if not any(e.start <= a.span[0] and a.span[1] <= e.end and not e.new for e in edits)]
         edits += add_flags(kept or args, added, source)
+        later = _passed_on(recipe)
+        if later:
+            notes.append(f"{later} comes after it and may set it again when the recipe runs.")
+    lost = sorted({u for f in spec.flags for u in f.unknown}) if edits and mode in ("word", "anew") else []
+    if lost and change.config:
+        notes.append(f"{', '.join(lost)} in the old value gave way to fixed values.")
     for flag in spec.flags:
         if edits and flag.arg.conditional:
             notes.append(f"line {source.line(flag.arg.span[0])} stands under a condition, which is left as it is.")
@@ -122,8 +155,25 @@ def _spec_edits(recipe: Recipe, spec: Found, change: _Change, mode: str, notes: 
     return edits
 
 
-def _outdated(spec: Found) -> bool:
-    return any(d.name == "legacy-flags" for d in spec.diagnoses)
+def _passed_on(recipe: Recipe) -> str:
+    """Words after the last known argument, which only running the recipe would tell."""
+    last = recipe.server.args[-1] if recipe.server.args else None
+    if last is None or last.home.kind != "shell" or last.span not in last.home.items:
+        return ""
+    following = last.home.items[last.home.items.index(last.span) + 1 :]
+    return " ".join(recipe.source.text[a:b] for a, b in following)
+
+
+def _must_change(recipe: Recipe, spec: Found, change: _Change) -> bool:
+    """Whether the speculation that is there says something else, or says it in a way that no longer works."""
+    if not spec.flags:
+        return False
+    if change.config is None or dialect(recipe.engine) == "vllm":
+        outdated = any(d.name == "legacy-flags" for d in spec.diagnoses)
+        return not same(spec.config, change.config) or spec.broken or outdated
+    wanted = dict(spec_flags(recipe.engine, change.config, recipe.parsed))
+    now = {f.name: f.value for f in spec.flags if f.name in wanted or not is_tuning(f.name, change.config)}
+    return now != wanted
 
 
 def _respell(
@@ -141,59 +191,55 @@ def _respell(
         return remove_args([a for f in spec.flags for a in f.args], source)
     edits = remove_args([a for f in spec.flags if f is not keep for a in f.args], source)
     if mode == "keys":
-        if keep.arg.unknown or any(a.shared for a in keep.args):
+        if any(a.shared for a in keep.args):
             raise UnwritableError("parts of it are used elsewhere")
         return edits + change_keys(value_chars(keep), change.config)
-    return edits + replace_value(keep, json.dumps(change.config, separators=(",", ":")), mode, source)
+    return edits + replace_value(keep, compact(change.config), mode, source)
 
 
 def _reflag(recipe: Recipe, spec: Found, config: Mapping[str, Any], added: list[tuple[str, str | None]]) -> list[Edit]:
-    """SGLang and llama.cpp: keep flags that stay, change values, add and remove the rest."""
+    """SGLang and llama.cpp: keep flags that stay (and the drafter's own tuning), change values, add and remove."""
     wanted = dict(spec_flags(recipe.engine, config, recipe.parsed))
     edits: list[Edit] = []
     for flag in spec.flags:
         if flag.name not in wanted:
-            edits += remove_args(flag.args, recipe.source)
+            edits += [] if is_tuning(flag.name, config) else remove_args(flag.args, recipe.source)
             continue
         value = wanted.pop(flag.name)
         if value is not None and flag.value != value:
-            edits += _first(lambda m, f=flag, v=value: replace_value(f, v, m, recipe.source), "chars", "word")  # type: ignore[misc]
+            edits += _set(flag, value, recipe.source)
     added += wanted.items()
     return edits
 
 
-def _first(attempt: Callable[[str], list[Edit]], *modes: str) -> list[Edit]:
-    """The edits of the first mode that can be written."""
-    for mode in modes[:-1]:
-        try:
-            return attempt(mode)
-        except UnwritableError:
-            continue
-    return attempt(modes[-1])
+def _set(flag: Flag, value: str, source: Source) -> list[Edit]:
+    """Another value where the old one's characters stand, else where the argument stands."""
+    try:
+        return replace_value(flag, value, "chars", source)
+    except UnwritableError:
+        return replace_value(flag, value, "word", source)
 
 
 def _entry_edits(server: Server, notes: list[str], source: Source) -> list[Edit]:
     """Mend a program given to an image that starts it already: name it with --entrypoint, or (YAML) drop it."""
-    if not server.entry or not server.program:
+    head = server.head
+    if not server.entry or head is None:
         return []
-    first = server.program[0]
-    words = " ".join(a.text for a in server.program)
+    built_in = " ".join(server.entry)
     if server.docker is not None:
-        if first.home is not server.docker.image.home:
-            raise UnwritableError("the image is given a shell, which its entry point does not run")
         place = server.docker.image.span[0]
+        following = next((s for s in head.home.items if s[0] >= head.span[1]), None)
+        if head.home is not server.docker.image.home or following is None:
+            raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
         notes.append(
-            f"Mended: {server.image} starts `{' '.join(server.entry)}` by itself, so `{words}` was given to it twice; "
-            f"now --entrypoint {first.text}, which every vLLM image takes."
+            f"Mended: {server.image} starts `{built_in}` by itself and was given {head.text} as well; now it is "
+            f"started with --entrypoint {head.text}, which is right for every image."
         )
-        after = next(s for s in first.home.items if s[0] >= first.span[1])
-        return [
-            Edit(place, place, first.home.ctx.encode(f"--entrypoint {first.text} ")),
-            Edit(first.span[0], after[0], ""),
-        ]
+        option = head.home.ctx.encode(f"--entrypoint {shlex.quote(head.text)} ")
+        return [Edit(place, place, option), Edit(head.span[0], following[0], "")]
     if tuple(a.text for a in server.program) != server.entry:
-        raise UnwritableError(f"the image starts `{' '.join(server.entry)}` by itself, which hands it `{words}`")
-    notes.append(f"Mended: {server.image} starts `{words}` by itself, so it was given twice; it is taken out.")
+        raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
+    notes.append(f"Mended: {server.image} starts `{built_in}` by itself, so it was given twice; it is taken out.")
     return remove_args(server.program, source)
 
 

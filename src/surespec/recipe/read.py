@@ -13,7 +13,7 @@ from surespec.recipe.flags import Parsed, dialect, parse_flags
 from surespec.recipe.locate import Server, image_version
 from surespec.recipe.manifest import manifest_servers
 from surespec.recipe.script import script_servers
-from surespec.recipe.speculation import find
+from surespec.recipe.speculation import find, options_file
 from surespec.recipe.text import Source
 from surespec.recipe.unit import unit_servers
 
@@ -47,7 +47,10 @@ def read_recipe(path: Path, *, service: str | None = None) -> Recipe:
 
 def read_text(path: Path, source: Source, *, service: str | None = None, index: int | None = None) -> Recipe:
     """The same for a text at hand; ``path`` tells the kind by its name, ``index`` picks a server by its order."""
-    kind, servers, diagnoses = _servers(path, source)
+    try:
+        kind, servers, diagnoses = _servers(path, source)
+    except RecursionError as error:
+        raise source.error(0, "this file is nested too deeply to be a recipe.", "Name another file.") from error
     if not servers:
         raise source.error(
             0,
@@ -61,7 +64,7 @@ def read_text(path: Path, source: Source, *, service: str | None = None, index: 
 
 def recipe_kind(path: Path, text: str) -> str:
     """``unit``, ``yaml`` or ``shell``, by name and content."""
-    if path.suffix == ".service" or re.search(r"^\s*\[Service\]\s*$", text, re.M):
+    if path.suffix == ".service" or re.search(r"^[ \t]*\[Service\][ \t]*\r?$", text, re.M):
         return "unit"
     if path.suffix in (".sh", ".bash") or text.startswith("#!"):
         return "shell"
@@ -102,12 +105,20 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
     engine = server.engine
     base = dialect(engine)
     parsed = parse_flags(engine, server.args)
-    version = image_version(server.image) if engine == base else ""
+    version = image_version(server.image) if engine == base or "ai-dynamo/" in server.image else ""
     spec = find(parsed, engine, version, source)
     diagnoses = [*faults, *_entry_faults(server, source), *spec.diagnoses]
     model = _model(parsed)
+    if base == "vllm" and (flag := parsed.last("--config")) is not None:
+        words = f"the file {flag.value} may set flags too; surespec reads only this one."
+        fix = "What stands here counts before it."
+        diagnoses.append(Diagnosis("config-file", source.line(flag.arg.span[0]), words, fix))
     if not model:
         diagnoses.append(_no_model(server, parsed, source))
+
+    config = spec.config
+    if base == "trtllm" and (options := _text(parsed, "--config")):
+        config = options_file(path.parent / options)
 
     def number(name: str) -> int | None:
         return _whole(_text(parsed, name))
@@ -125,8 +136,8 @@ def _recipe(path: Path, kind: Kind, source: Source, server: Server, faults: Sequ
         service=server.name,
         env=server.env,
         flags=flag_values(parsed),
-        speculative_config=spec.config,
-        speculates=bool(spec.flags),
+        speculative_config=config,
+        speculates=bool(spec.flags or config),
         gpu_memory_utilization=_fraction(_text(parsed, MEMORY_FLAG.get(base, ""))),
         max_model_len=number(_LENGTH.get(base, "")),
         max_num_seqs=number(_SEQS.get(base, "")),
@@ -170,9 +181,16 @@ def _entry_faults(server: Server, source: Source) -> list[Diagnosis]:
     if not server.entry:
         return []
     built_in = " ".join(server.entry)
-    first = server.program[0].text if server.program else ""
-    words = f"the image {server.image} starts `{built_in}` by itself, and `{first}` is given to it once more."
-    fix = "A patch mends it (--entrypoint)." if server.docker else "A patch removes the second one."
+    given = server.head.text if server.head else ""
+    words = f"the image {server.image} starts `{built_in}` by itself and is given the program `{given}` as well."
+    fix = "A patch mends it with --entrypoint."
+    if server.docker is None:
+        same_program = tuple(a.text for a in server.program) == server.entry
+        fix = (
+            "A patch takes the second one out."
+            if same_program
+            else f"Make `{given}` its entrypoint (Kubernetes: command)."
+        )
     return [Diagnosis("doubled-entrypoint", source.line(server.offset), words, fix)]
 
 

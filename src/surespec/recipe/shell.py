@@ -36,6 +36,7 @@ class _Reader:
         self.source = source
         self.at = 0
         self.depth = 0
+        self.guarded = False  # what follows && or || may not happen
         self.out = Script()
         self.pending: list[tuple[str, bool]] = []  # here-documents announced on this line
 
@@ -50,7 +51,7 @@ class _Reader:
         """One simple command with its redirections, up to the operator that ends it."""
         words: list[Word] = []
         assigned: list[Assignment] = []
-        declaring = False
+        declaring = guard = False
         while True:
             self._blanks()
             if self.at >= len(self.text):
@@ -67,7 +68,8 @@ class _Reader:
                     self._redirection()
                 continue
             if c in ";&|()":
-                self.at += 1
+                guard = self.text[self.at : self.at + 2] in ("&&", "||")
+                self.at += 2 if guard else 1
                 break
             if not words or declaring:
                 assignment = self._assignment()
@@ -86,6 +88,7 @@ class _Reader:
             self.out.items.append(Simple(tuple(words), tuple(assigned), self.depth > 0))
         else:
             self.out.items.extend(assigned)
+        self.guarded = guard
 
     def _keyword(self, plain: str) -> bool:
         if plain in _OPEN:
@@ -155,9 +158,9 @@ class _Reader:
             return None
         self.at = found.end()
         if self.text.startswith("(", self.at):
-            return Assignment(found[1], None, self._array(), bool(found[2]), self.depth > 0)
+            return Assignment(found[1], None, self._array(), bool(found[2]), self.depth > 0 or self.guarded)
         value = self._word()
-        return Assignment(found[1], value, None, bool(found[2]), self.depth > 0)
+        return Assignment(found[1], value, None, bool(found[2]), self.depth > 0 or self.guarded)
 
     def _array(self) -> tuple[Word, ...]:
         opened = self.at

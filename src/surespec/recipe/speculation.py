@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from surespec.dialects.llamacpp import SPEC_TYPES
 from surespec.dialects.sglang import ALGORITHMS
@@ -12,7 +16,9 @@ from surespec.recipe.base import Diagnosis
 from surespec.recipe.diagnose import config_faults, flag_faults, misplaced, read_json
 from surespec.recipe.flags import LEGACY_VLLM, SHORTHAND_VLLM, SPEC_FLAG, Flag, Parsed, dialect, speculative_flags
 from surespec.recipe.text import Source
+from surespec.rules import load_topic
 
+_TRTLLM = {"Eagle3": "eagle3", "Eagle": "eagle3", "MTP": "mtp", "NGram": "ngram", "Draft_Target": "draft_model"}
 _DRAFTLESS = {"ngram", "ngram_gpu", "suffix"}
 
 
@@ -35,12 +41,20 @@ def find(parsed: Parsed, engine: str, version: str, source: Source) -> Found:
     flags = speculative_flags(parsed, engine)
     kind = dialect(engine)
     if kind == "vllm":
-        return _vllm(parsed, flags, version, source)
+        return _vllm(parsed, flags, gate_version(engine, version), source)
     if kind == "sglang" and flags:
         return Found(_sglang(parsed), tuple(flags))
     if kind == "llamacpp" and flags:
         return Found(_llamacpp(parsed), tuple(flags))
     return Found(None, ())
+
+
+def gate_version(engine: str, version: str) -> str:
+    """The vLLM release that reads the config: the one this Dynamo pins, else the engine's own."""
+    if not engine.startswith("dynamo"):
+        return version
+    pinned = load_topic("runtimes")["pins"]["dynamo"].get(version, {})
+    return str(pinned.get("vllm", ""))
 
 
 def _vllm(parsed: Parsed, flags: list[Flag], version: str, source: Source) -> Found:
@@ -106,6 +120,26 @@ def _scalar(text: str | None) -> Any:
 def _text(parsed: Parsed, *names: str) -> str:
     flag = parsed.last(*names)
     return (flag.value or "") if flag else ""
+
+
+def options_file(path: Path) -> dict[str, Any] | None:
+    """The speculation in TensorRT-LLM's YAML file of options; None when there is no such file or nothing in it."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError):
+        return None
+    given = content.get("speculative_config") if isinstance(content, dict) else None
+    if not isinstance(given, dict) or "decoding_type" not in given:
+        return None
+    kind = str(given["decoding_type"])
+    config: dict[str, Any] = {"method": _TRTLLM.get(kind, kind.lower())}
+    model = given.get("speculative_model") or given.get("speculative_model_dir")
+    if model:
+        config["model"] = str(model)
+    k = given.get("max_draft_len", given.get("num_nextn_predict_layers"))
+    if isinstance(k, int):
+        config["num_speculative_tokens"] = k
+    return config
 
 
 def _sglang(parsed: Parsed) -> dict[str, Any] | None:

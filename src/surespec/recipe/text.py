@@ -75,7 +75,7 @@ class SplitValue(Context):
     parent: Context | None = FILE
 
     def own(self, text: str) -> str:
-        if not text or re.search(r"[\s*?'\"\\]", re.sub(r'"', "", text)):
+        if not text or re.search(r"[\s*?'\\]", text):
             raise UnwritableError("the shell splits this variable at blanks")
         return text
 
@@ -120,8 +120,8 @@ class Source:
         """Bytes of a file. Raises InputFileError for what is no text."""
         if b"\0" in data:
             raise InputFileError(f"{name} is no text file.", hint="A recipe is the text that starts the deployment.")
-        if len(data) > 1 << 20:
-            raise InputFileError(f"{name} is larger than 1 MiB.", hint="A recipe is a short script or manifest.")
+        if len(data) > 1 << 18:
+            raise InputFileError(f"{name} is larger than 256 KiB.", hint="A recipe is a short script or manifest.")
         return cls(name, data.decode("utf-8", "surrogateescape"))
 
     def bytes_(self, text: str) -> bytes:
@@ -155,16 +155,18 @@ class Edit(NamedTuple):
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """The edited text. Edits inside a removed span vanish with it; other overlaps raise UnwritableError."""
+    """The edited text. Removals may overlap; other overlaps raise UnwritableError."""
     done: list[str] = []
     at = 0
+    removed = True
     for edit in sorted(dict.fromkeys(edits), key=lambda e: (e.start, e.start != e.end)):
         if edit.start < at:
-            if edit.end <= at and not edit.new:
-                continue
-            raise UnwritableError("two changes meet at one place")
-        done += [text[at : edit.start], edit.new]
-        at = edit.end
+            if not removed or edit.new:
+                raise UnwritableError("two changes meet at one place")
+        else:
+            done += [text[at : edit.start], edit.new]
+        removed = not edit.new
+        at = max(at, edit.end)
     return "".join([*done, text[at:]])
 
 

@@ -44,20 +44,14 @@ def unit_servers(source: Source) -> tuple[Kind, list[Server], list[Diagnosis]]:
             for arg in _words(value, source, None):
                 name, equals, text = arg.text.partition("=")
                 if equals:
-                    env.set(name, arg.chars[len(arg.chars) - len(text) :], shared=False)
+                    uses = len(re.findall(rf"\$\{{?{re.escape(name)}\b", source.text))
+                    env.set(name, arg.chars[len(arg.chars) - len(text) :], shared=uses > 1)
         elif key == "ExecStart" and not text_of(value).strip():
             found.clear()  # an empty ExecStart= drops those before it
         elif key == "ExecStart":
             skip = len(re.match(r"\s*[@\-:+!|]*", text_of(value))[0])  # type: ignore[index]
             found += servers_in(_words(value[skip:], source, env), source)
-    _count_uses(env, source)
     return "systemd", found, []
-
-
-def _count_uses(env: Variables, source: Source) -> None:
-    for name in env.scalars:
-        uses = len(re.findall(rf"\$\{{?{re.escape(name)}\b", source.text))
-        env.uses[name] = uses
 
 
 def _entries(source: Source) -> Iterator[tuple[str, str, Chars]]:
@@ -161,10 +155,13 @@ def _expanded(chars: Chars, home: Home, span: tuple[int, int], env: Variables) -
         known = env.scalars.get(alone[2])
         if known is None:
             return []
-        inner = _words([c._replace() for c in known.chars], Source("", ""), None) if known.chars else []
+        inner = _words(known.chars, Source("", ""), None)
+        if len(inner) == 1:
+            return [Arg(tuple(known.chars), home, span, shared=known.shared)]
         return [Arg(a.chars, Home("split", FILE, [a.span]), a.span, shared=True) for a in inner]
     out: Chars = []
     unknown: list[str] = []
+    shared = False
     at = 0
     while at < len(chars):
         if text.startswith("$$", at):
@@ -184,5 +181,6 @@ def _expanded(chars: Chars, home: Home, span: tuple[int, int], env: Variables) -
             out += [c._replace(ctx=OPAQUE) for c in chars[at : found.end()]]
         else:
             out += known.chars
+            shared = shared or known.shared
         at = found.end()
-    return [Arg(tuple(out), home, span, tuple(unknown))]
+    return [Arg(tuple(out), home, span, tuple(unknown), shared)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence, Set
 
@@ -21,6 +22,8 @@ def item_text(value: str, home: Home) -> str:
     spelled = home.ctx.encode(value)
     if not spelled.isprintable():
         raise UnwritableError("it holds control characters")
+    if "json" in home.quotes:
+        return json.dumps(spelled, ensure_ascii=False)
     if "'" in spelled and '"' not in spelled:
         return '"' + spelled.replace("\\", "\\\\") + '"'
     quote = "'" if '"' in spelled else _usual_quote(home)
@@ -75,6 +78,8 @@ def remove_item(span: tuple[int, int], home: Home, text: str, leaving: Set[tuple
         raise UnwritableError("the list begins on the line of something else")
     end = span[1]
     line_end = text.find("\n", end)
-    if line_end < 0:  # the file ends here, without a line end: take the one before
-        return Edit(start - 1 - text[: start - 1].endswith("\r"), len(text), "")
+    tail = all(s in leaving for s in home.items[index:])
+    if tail and text.find("\n", home.items[-1][1]) < 0:  # the file ends here without a line end: take those before
+        stop = len(text) if line_end < 0 else line_end - text[:line_end].endswith("\r")
+        return Edit(start - 1 - text[: start - 1].endswith("\r"), stop, "")
     return Edit(start, line_end + 1, "")

@@ -29,6 +29,7 @@ _ESCAPES = {
     " ": " ",
 }
 _FOLD = re.compile(r"[ \t]*(?:\r?\n[ \t]*)+")
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)+")  # an anchor, a tag
 _UNSAFE_PLAIN = re.compile(r"[\n\r\t]|: |:$| #|^\s|\s$")
 
 
@@ -85,9 +86,9 @@ def entry(node: Node | None, *path: str) -> Node | None:
     return node
 
 
-def pairs(node: Node | None) -> Iterator[tuple[str, Node]]:
+def pairs(node: Node | None, seen: frozenset[int] = frozenset()) -> Iterator[tuple[str, Node]]:
     """Keys and values of a mapping, its own before those it merges in."""
-    if not isinstance(node, MappingNode):
+    if not isinstance(node, MappingNode) or id(node) in seen or len(seen) > 20:
         return
     merged: list[Node] = []
     for key, value in node.value:
@@ -95,8 +96,8 @@ def pairs(node: Node | None) -> Iterator[tuple[str, Node]]:
             merged += value.value if isinstance(value, SequenceNode) else [value]
         else:
             yield str(key.value), value
-    for other in merged:
-        yield from pairs(other)
+    for other in {id(m): m for m in merged}.values():
+        yield from pairs(other, seen | {id(node)})
 
 
 def scalar(node: Node | None) -> str:
@@ -108,6 +109,8 @@ def chars_of(node: ScalarNode, source: Source, *, flow: bool = False) -> Chars:
     """The scalar's characters. Raises InputFileError for a text that could not be mapped."""
     start, end = span(node)
     text, style = source.text, node.style
+    properties = _PROPERTIES.match(text, start, end)
+    start = properties.end() if properties else start
     if style in ("|", ">"):
         chars = _block(text, start, end, folded=style == ">")
     elif style == '"':

@@ -1,0 +1,237 @@
+"""Write a patched recipe, and put the old one back.
+
+Beside the recipe (``RECIPE.surespec/``) or in the bundle (``DIR/recipe/``) lie ``original``, the bytes before, and
+``journal.json``, what was done. The original is on disk before the recipe changes; the recipe changes by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from surespec.errors import BundleError, InputFileError, UsageError
+from surespec.recipe import Patched, Recipe, patch_recipe, read_recipe
+
+SCHEMA = "surespec/apply/1"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a bundle's verdict says to do with the recipe: a config, or None to serve without speculation."""
+
+    recipe: Path | None
+    speculative_config: dict[str, Any] | None
+    gpu_memory_utilization: float | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What ``apply`` did or would do."""
+
+    recipe: Recipe
+    patched: Patched
+    folder: Path
+
+    def document(self) -> dict[str, Any]:
+        """For JSON (schema ``surespec/apply/1``)."""
+        return {
+            "schema": SCHEMA,
+            "recipe": str(self.recipe.path),
+            "kind": self.recipe.kind,
+            "engine": self.recipe.engine,
+            "changed": self.patched.changed,
+            "diff": self.patched.diff,
+            "notes": list(self.patched.notes),
+            "diagnoses": [vars(d) for d in self.recipe.diagnoses],
+            "original": str(self.folder / "original") if self.patched.changed else "",
+        }
+
+
+def decision(bundle: Path) -> Decision:
+    """Read a bundle's verdict. Raises BundleError when there is none, UsageError when it decides nothing."""
+    judgement = _document(bundle / "judgement.json", "Run surespec tune to its end first.")
+    manifest = _document(bundle / "manifest.json", "Name the --out folder of a surespec tune.")
+    options = manifest.get("options")
+    recipe = options.get("recipe") if isinstance(options, dict) else None
+    path = Path(recipe) if isinstance(recipe, str) and recipe else None
+    verdict = str(judgement.get("verdict", ""))
+    if verdict == "disable":
+        return Decision(path, None, verdict=verdict)
+    config = judgement.get("speculative_config")
+    if verdict not in ("keep", "marginal") or not isinstance(config, dict):
+        raise UsageError(
+            f"{bundle}: the verdict is {verdict or 'missing'}, so there is nothing to apply.",
+            hint="Measure more with --resume, or give --speculative-config yourself.",
+        )
+    utilization = judgement.get("gpu_memory_utilization")
+    return Decision(path, config, utilization if isinstance(utilization, float) else None, verdict)
+
+
+def plan_apply(
+    recipe: Path,
+    speculative: Mapping[str, Any] | None,
+    *,
+    folder: Path | None = None,
+    service: str | None = None,
+    gpu_memory_utilization: float | None = None,
+) -> Applied:
+    """Read and patch, write nothing. ``folder`` is where the old bytes will be kept."""
+    real = recipe.resolve() if recipe.is_symlink() else recipe
+    read = read_recipe(real, service=service)
+    patched = patch_recipe(read, speculative, gpu_memory_utilization=gpu_memory_utilization)
+    return Applied(read, patched, folder or undo_folder(real))
+
+
+def write(applied: Applied) -> None:
+    """Write the patched recipe; its old bytes go to the folder first.
+
+    Raises UsageError when the recipe changed meanwhile, InputFileError or BundleError when a file cannot be written.
+    """
+    if not applied.patched.changed:
+        return
+    path, folder = applied.recipe.path, applied.folder
+    before = applied.recipe.source.bytes_(applied.recipe.source.text)
+    if _read(path) != before:
+        raise UsageError(f"{path} was changed while surespec read it.", hint="Run it again.")
+    journal = _journal(folder)
+    follows = journal is not None and journal["recipe"] == str(path.absolute())
+    follows = follows and journal is not None and journal["applied_sha256"] == _hash(before)
+    if journal is not None and not follows and journal["recipe"] != str(path.absolute()):
+        raise UsageError(
+            f"{folder} keeps the original of another recipe, {journal['recipe']}.", hint="Undo that one first."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not follows:
+            _set_aside(folder / "original", before)
+            _replace(folder / "original", before)
+        entry = {
+            "schema": SCHEMA,
+            "recipe": str(path.absolute()),
+            "applied_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "original_sha256": _hash(before) if not follows or journal is None else journal["original_sha256"],
+            "applied_sha256": _hash(applied.patched.data),
+        }
+        _replace(folder / "journal.json", (json.dumps(entry, indent=2) + "\n").encode())
+    except OSError as error:
+        hint = "Free some room, or name a folder you may write."
+        raise BundleError(f"{folder} cannot be written: {error.strerror or error}.", hint=hint) from error
+    try:
+        _replace(path, applied.patched.data)
+    except OSError as error:
+        raise InputFileError(
+            f"{path} cannot be written: {error.strerror or error}.", hint="It is unchanged."
+        ) from error
+
+
+def undo(place: Path) -> tuple[Path, bool]:
+    """Put the original bytes back. ``place``: a bundle, an undo folder, or the recipe.
+
+    Returns the recipe and whether it changed. Raises BundleError when there is nothing to undo, UsageError when the
+    recipe was changed after ``apply``.
+    """
+    folder = _folder_of(place)
+    journal = _journal(folder)
+    if journal is None:
+        raise BundleError(f"There is nothing to undo for {place}.", hint="Name the folder or recipe of surespec apply.")
+    path = Path(journal["recipe"])
+    original = _read(folder / "original")
+    if _hash(original) != journal["original_sha256"]:
+        raise BundleError(f"{folder / 'original'} was changed, so it is not put back.", hint=f"Compare it with {path}.")
+    now = _read(path)
+    if now == original:
+        return path, False
+    if _hash(now) != journal["applied_sha256"]:
+        raise UsageError(
+            f"{path} was changed after surespec apply, so it is left as it is.",
+            hint=f"The old recipe is {folder / 'original'}; take over what you want, or copy it back.",
+        )
+    try:
+        _replace(path, original)
+    except OSError as error:
+        raise InputFileError(
+            f"{path} cannot be written: {error.strerror or error}.", hint="It is unchanged."
+        ) from error
+    return path, True
+
+
+def undo_folder(recipe: Path) -> Path:
+    """Where a recipe's original is kept when no bundle is given."""
+    return recipe.with_name(recipe.name + ".surespec")
+
+
+def _folder_of(place: Path) -> Path:
+    if place.is_dir():
+        return place / "recipe" if (place / "recipe" / "journal.json").exists() else place
+    return undo_folder(place.resolve() if place.is_symlink() else place)
+
+
+def _document(path: Path, hint: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BundleError(f"{path} does not exist.", hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}.", hint=hint) from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{path} is no JSON object.", hint=hint)
+    return value
+
+
+def _journal(folder: Path) -> dict[str, Any] | None:
+    path = folder / "journal.json"
+    if not path.exists():
+        return None
+    value = _document(path, "Restore the recipe by hand.")
+    names = ("recipe", "original_sha256", "applied_sha256")
+    if value.get("schema") != SCHEMA or not all(isinstance(value.get(n), str) for n in names):
+        raise BundleError(f"{path} is no journal of surespec apply.", hint="Name another folder.")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        hint = "Restore it, then run surespec again."
+        raise InputFileError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+
+
+def _set_aside(path: Path, new: bytes) -> None:
+    """Keep an older original under another name before a new one takes its place."""
+    if path.exists() and (old := _read(path)) != new:
+        path.replace(path.with_name(f"{path.name}.{_hash(old)[:8]}"))
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside and rename; mode and (where allowed) owner of an existing file stay."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, beside)
+            state = path.stat()
+            with contextlib.suppress(OSError):
+                os.chown(beside, state.st_uid, state.st_gid)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,99 @@
+"""The commands ``apply`` and ``undo``: flags -> calls -> output and exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from surespec.errors import UsageError
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def apply_command(
+    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of a surespec tune.")] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="The file that starts the deployment.")] = None,
+    speculative_config: Annotated[
+        str, typer.Option("--speculative-config", help="Write this JSON instead of a verdict's; none removes it.")
+    ] = "",
+    service: Annotated[str, typer.Option("--service", help="Which server, where the file starts several.")] = "",
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option("--gpu-memory-utilization", min=0.05, max=1.0, help="Default: rule C5.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the diff, write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write the found setting into your recipe. Shows a diff and keeps the old file; surespec undo puts it back."""
+    from surespec.apply import decision, plan_apply, write
+
+    config: dict[str, Any] | None
+    path, utilization, folder = recipe, gpu_memory_utilization, None
+    if speculative_config:
+        config = _config(speculative_config)
+    elif directory is not None:
+        decided = decision(directory)
+        config, path = decided.speculative_config, recipe or decided.recipe
+        utilization = utilization if utilization is not None else decided.gpu_memory_utilization
+    else:
+        raise UsageError("apply: nothing to write.", hint="Give the folder of a tune, or --speculative-config JSON.")
+    if directory is not None:
+        folder = directory / "recipe"
+    if path is None:
+        raise UsageError("apply: no recipe.", hint="The tune was run without one; name it with --recipe FILE.")
+    applied = plan_apply(path, config, folder=folder, service=service or None, gpu_memory_utilization=utilization)
+    found = [f"{applied.recipe.path}, {d}" for d in applied.recipe.diagnoses]
+    for line in [*found, *applied.patched.notes]:
+        print(line, file=sys.stderr)
+    if not as_json:
+        sys.stdout.write(applied.patched.diff.encode("utf-8", "replace").decode("utf-8"))
+        sys.stdout.flush()
+    written = not dry_run and applied.patched.changed
+    if written and not yes and not as_json and sys.stdin.isatty():
+        written = typer.confirm("Write it?", default=False, err=True)
+    if written:
+        write(applied)
+    if as_json:
+        json.dump({**applied.document(), "written": written}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    elif not applied.patched.changed:
+        print(f"{path} says this already; nothing to write.", file=sys.stderr)
+    elif not written:
+        print("Nothing was written.", file=sys.stderr)
+    else:
+        undo = directory or path
+        print(f"Written. The old recipe is {applied.folder / 'original'}; surespec undo {undo}", file=sys.stderr)
+
+
+def undo_command(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a surespec tune, or the recipe.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Put the recipe back as it was before surespec apply, byte for byte."""
+    from surespec.apply import undo
+
+    path, changed = undo(place)
+    if as_json:
+        json.dump({"schema": "surespec/undo/1", "recipe": str(path), "changed": changed}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        print(f"{path} is as it was." if changed else f"{path} is as it was already.")
+
+
+def _config(text: str) -> dict[str, Any] | None:
+    if text == "none":
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--speculative-config: no JSON ({error}).", hint="Give an object, or none.") from error
+    if not isinstance(value, dict) or "method" not in value:
+        raise UsageError("--speculative-config: no JSON object with a method.", hint="Give an object, or none.")
+    return value
+
+
+__all__ = ["apply_command", "undo_command"]

@@ -1,0 +1,1 @@
+CUDA_VISIBLE_DEVICES=0 nohup vllm serve Qwen/Qwen3-8B --port 8001 --max_model_len 16k --speculative-config '{"method":"eagle3","model":"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B","num_speculative_tokens":5,"draft_tensor_parallel_size":1}' > vllm.log 2>&1 &

@@ -1,0 +1,3 @@
+vllm serve Qwen/Qwen3-8B \
+  --port 8000 \
+  --speculative-config '{"method":"eagle3","model":"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B","num_speculative_tokens":5,"draft_tensor_parallel_size":1}'

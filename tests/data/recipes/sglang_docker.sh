@@ -1,0 +1,8 @@
+docker run --rm -it --runtime nvidia --network host --ipc host \
+  nvcr.io/nvidia/sglang:26.01-py3 \
+  python3 -m sglang.launch_server \
+  --model-path Qwen/Qwen3-8B \
+  --speculative-algorithm EAGLE3 \
+  --speculative-draft-model-path Tengyunw/qwen3_8b_eagle3 \
+  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 \
+  --mem-fraction-static 0.7

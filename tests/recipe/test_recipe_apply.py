@@ -1,0 +1,150 @@
+"""apply writes what the diff says and keeps the old bytes; undo brings exactly those back, or says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from surespec.apply import plan_apply, undo, undo_folder, write
+from surespec.cli_recipe import apply_command, undo_command
+from surespec.errors import BundleError, UsageError
+
+DATA = Path(__file__).parents[1] / "data" / "recipes"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+app = typer.Typer()
+app.command("apply")(apply_command)
+app.command("undo")(undo_command)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "thor_docker.sh"
+    path.write_bytes((DATA / path.name).read_bytes())
+    path.chmod(0o755)
+    return path
+
+
+def bundle(tmp_path: Path, recipe: Path | None, **judgement: Any) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = {"recipe": str(recipe)} if recipe else {}
+    (folder / "manifest.json").write_text(json.dumps({"schema": "surespec/bundle/1", "options": options}))
+    (folder / "judgement.json").write_text(json.dumps({"schema": "surespec/tune/1", **judgement}))
+    return folder
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in DATA.iterdir() if p.is_file() and "llama" not in p.name))
+def test_undo_restores_every_shape_byte_for_byte(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes((DATA / name).read_bytes())
+    applied = plan_apply(path, NGRAM)
+    write(applied)
+    assert path.read_bytes() == applied.patched.data != (DATA / name).read_bytes()
+    assert undo(path) == (path, True)
+    assert path.read_bytes() == (DATA / name).read_bytes()
+    assert undo(path) == (path, False)
+
+
+def test_mode_stays_and_a_link_stays_a_link(recipe: Path, tmp_path: Path) -> None:
+    link = tmp_path / "current.sh"
+    link.symlink_to(recipe)
+    write(plan_apply(link, NGRAM))
+    assert link.is_symlink()
+    assert "ngram" in recipe.read_text()
+    assert recipe.stat().st_mode & 0o777 == 0o755
+    assert undo(link)[1]
+
+
+def test_two_applies_are_undone_to_the_first_original(recipe: Path) -> None:
+    before = recipe.read_bytes()
+    write(plan_apply(recipe, NGRAM))
+    write(plan_apply(recipe, {**NGRAM, "num_speculative_tokens": 2}))
+    undo(recipe)
+    assert recipe.read_bytes() == before
+
+
+def test_a_recipe_changed_since_is_left_alone(recipe: Path) -> None:
+    write(plan_apply(recipe, NGRAM))
+    changed = recipe.read_text() + "# mine\n"
+    recipe.write_text(changed)
+    with pytest.raises(UsageError, match="changed after"):
+        undo(recipe)
+    assert recipe.read_text() == changed
+
+
+def test_a_recipe_changed_between_reading_and_writing_is_left_alone(recipe: Path) -> None:
+    applied = plan_apply(recipe, NGRAM)
+    recipe.write_text("vllm serve A/a\n")
+    with pytest.raises(UsageError, match="changed while"):
+        write(applied)
+    assert recipe.read_text() == "vllm serve A/a\n"
+    assert not undo_folder(recipe).exists()
+
+
+def test_a_broken_original_is_not_put_back(recipe: Path) -> None:
+    write(plan_apply(recipe, NGRAM))
+    (undo_folder(recipe) / "original").write_text("x")
+    with pytest.raises(BundleError, match="was changed"):
+        undo(recipe)
+
+
+def test_nothing_to_undo(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="nothing to undo"):
+        undo(recipe)
+    with pytest.raises(BundleError, match="nothing to undo"):
+        undo(tmp_path)
+
+
+def test_apply_of_a_kept_verdict_and_undo_by_its_folder(recipe: Path, tmp_path: Path) -> None:
+    before = recipe.read_bytes()
+    folder = bundle(tmp_path, recipe, verdict="keep", speculative_config=NGRAM)
+    done = run("apply", str(folder))
+    assert done.exit_code == 0, done.output
+    assert '+    --speculative-config \'{"method":"ngram","num_speculative_tokens":4}\'' in done.stdout
+    assert (folder / "recipe" / "original").read_bytes() == before
+    assert "ngram" in recipe.read_text()
+    assert run("undo", str(folder)).exit_code == 0
+    assert recipe.read_bytes() == before
+
+
+def test_disable_takes_speculation_out(tmp_path: Path) -> None:
+    path = tmp_path / "compose_string.yaml"
+    path.write_bytes((DATA / path.name).read_bytes())
+    assert run("apply", str(bundle(tmp_path, path, verdict="disable"))).exit_code == 0
+    assert "speculative" not in path.read_text()
+
+
+@pytest.mark.parametrize("verdict", ["inconclusive", "not_lossless", "failed"])
+def test_other_verdicts_write_nothing(verdict: str, recipe: Path, tmp_path: Path) -> None:
+    before = recipe.read_bytes()
+    done = run("apply", str(bundle(tmp_path, recipe, verdict=verdict, speculative_config=NGRAM)))
+    assert isinstance(done.exception, UsageError)
+    assert verdict in str(done.exception)
+    assert recipe.read_bytes() == before
+
+
+def test_dry_run_and_json(recipe: Path) -> None:
+    before = recipe.read_bytes()
+    config = json.dumps(NGRAM)
+    done = run("apply", "--recipe", str(recipe), "--speculative-config", config, "--dry-run", "--json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "surespec/apply/1"
+    assert document["changed"] and not document["written"]
+    assert document["diagnoses"][0]["name"] == "doubled-entrypoint"
+    assert recipe.read_bytes() == before
+
+
+def test_what_is_missing_is_said(recipe: Path, tmp_path: Path) -> None:
+    assert "nothing to write" in str(run("apply", "--recipe", str(recipe)).exception)
+    assert "no recipe" in str(run("apply", str(bundle(tmp_path, None, verdict="disable"))).exception)
+    assert "no JSON" in str(run("apply", "--recipe", str(recipe), "--speculative-config", "{").exception)
+    assert "does not exist" in str(run("apply", str(tmp_path / "none")).exception)
