@@ -10,14 +10,15 @@ from collections.abc import Iterator
 REQUEST_TIMEOUT_S = 120.0
 
 
-def stream_once(host: str, port: int) -> str | None:
-    """Send one short streamed chat; None when it gave a choice and no error, else the reason.
+def stream_once(host: str, port: int, key: str = "") -> str | None:
+    """Send one short streamed chat; None when it gave a choice and no error, else the reason. ``key``: its API key, by
+    default ``SURESPEC_API_KEY``.
 
     Raises OSError or http.client.HTTPException when the connection breaks.
     """
     connection = http.client.HTTPConnection(host, port, timeout=REQUEST_TIMEOUT_S)
     headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("SURESPEC_API_KEY"):
+    if key := key or os.environ.get("SURESPEC_API_KEY", ""):
         headers["Authorization"] = f"Bearer {key}"
     try:
         connection.request("GET", "/v1/models", headers=headers)

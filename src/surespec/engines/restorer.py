@@ -90,6 +90,7 @@ def _started(servers: list[dict[str, Any]]) -> tuple[list[subprocess.Popen[bytes
     processes, pids, problems = [], [], []
     for server in servers:
         if "start" in server:
+            _run(server["stop"])  # one that is being stopped would take a start for granted, and stop afterwards
             if problem := _run(server["start"]):
                 problems.append(problem)
             else:
@@ -155,6 +156,7 @@ def _watch(applied: list[subprocess.Popen[bytes]] | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for process in applied or ():
         process.wait()
+    _end(applied)
 
 
 def _end(applied: list[subprocess.Popen[bytes]] | None) -> None:
