@@ -193,6 +193,12 @@ def tune(
         bool, typer.Option("--managed", help="You start each arm at --endpoint; surespec says which.")
     ] = False,
     endpoint: Annotated[str | None, typer.Option(help="URL of the server you manage.")] = None,
+    stop_existing: Annotated[
+        bool, typer.Option("--stop-existing", help="Stop the server that runs already; it is started again at the end.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="With --stop-existing: on keep, leave the new setting running instead.")
+    ] = False,
     precision: PrecisionFlag = "fp32",
     concurrency: ConcurrencyFlag = "1,8",
     policy: PolicyFlag = "jetson",
@@ -221,6 +227,8 @@ def tune(
         engine_program=engine_program,
         managed=managed,
         endpoint=endpoint,
+        stop_existing=stop_existing,
+        apply=apply,
         max_model_len=max_model_len,
         precision=_one_of(
             "--precision", precision, ("fp32", "int8", "int4") if engine == "local" else ("fp32", "bf16")

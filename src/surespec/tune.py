@@ -19,9 +19,11 @@ from surespec import tune_steps as steps
 from surespec.core import BASELINE, Arm, Judgement, Launch, Trace
 from surespec.engines import Engine
 from surespec.engines.base import shell_text
+from surespec.engines.handover import handed_over
 from surespec.errors import BundleError, Interrupted
 from surespec.rules import policy as find_policy
 from surespec.store import Bundle, utc_now
+from surespec.tune_existing import check_existing, leave_running
 from surespec.tune_measure import EngineMeasure, Measure
 from surespec.tune_plan import TuneOptions, TunePlan, engine_for, plan_tune
 from surespec.tune_steps import Goal, History
@@ -70,6 +72,7 @@ def tune(
     progress = progress or TuneProgress()
     plan = _resumed_plan(options) if options.resume else plan_tune(options)
     engine = engine_for(plan.options)
+    existing = check_existing(plan) if measure is None else ()
     if measure is None:
         engine.prepare(plan.arms, progress.fetching)
     bundle = Bundle.open(options.out) if options.resume else _create(plan)
@@ -84,12 +87,15 @@ def tune(
             plan.probes, find_policy(options.policy), options.temperature, options.max_launches, engine.k_by_batch_size
         )
         measure = measure or EngineMeasure(engine, plan, progress)
-        out_of_time = _launch_all(goal, history, plan, measure, progress, clock)
-        if isinstance(measure, EngineMeasure):
-            engine = measure.engine  # with what had to be changed to make it start
-        judgement = _conclude(goal, history, plan, engine, out_of_time)
-        bundle.write_judgement(judgement)
-        bundle.event("judged", verdict=judgement.verdict, arm=judgement.arm)
+        with handed_over(existing, bundle.path, progress.note, bundle.event) as hand_over:
+            out_of_time = _launch_all(goal, history, plan, measure, progress, clock)
+            if isinstance(measure, EngineMeasure):
+                engine = measure.engine  # with what had to be changed to make it start
+            judgement = _conclude(goal, history, plan, engine, out_of_time)
+            bundle.write_judgement(judgement)
+            bundle.event("judged", verdict=judgement.verdict, arm=judgement.arm)
+            if options.apply:
+                leave_running(hand_over, judgement, progress.note)
     return judgement
 
 

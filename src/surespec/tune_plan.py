@@ -36,7 +36,8 @@ class TuneOptions:
     """What to tune and with what. None means: chosen for you (``num_prompts``, ``output_len``), or found by the model's
     name (``eagle3_head``), or none (``draft_model``). ``methods`` limits the drafters tried. ``engine_python`` and
     ``engine_program`` are the interpreter or the program of an engine, ``max_model_len`` its context in tokens.
-    ``managed``: a person starts each arm at ``endpoint``.
+    ``managed``: a person starts each arm at ``endpoint``. ``stop_existing``: stop a server that runs already, and start
+    it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
 
     ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
     further launch begins.
@@ -63,6 +64,8 @@ class TuneOptions:
     max_launches: int = MAX_LAUNCHES
     out: Path = Path("surespec-run")
     resume: bool = False
+    stop_existing: bool = False
+    apply: bool = False
 
     def check(self) -> None:
         """Raise UsageError for what cannot be done, before anything is launched."""
@@ -82,6 +85,14 @@ class TuneOptions:
             )
         if self.managed and self.engine != "vllm":
             raise UsageError(f"--managed with --engine {self.engine}: it can say the commands of vLLM only.")
+        if self.apply and not self.stop_existing:
+            raise UsageError(
+                "--apply leaves the new setting running in the place of a server that --stop-existing has stopped.",
+                hint="Give both, or neither; for a recipe file there is surespec apply.",
+            )
+        if self.stop_existing and (self.managed or self.engine == "local"):
+            why = "you manage the server" if self.managed else "the embedded engine runs beside other servers"
+            raise UsageError(f"--stop-existing is for engines that surespec launches; here {why}.")
         if 1 not in self.concurrency:
             raise UsageError(
                 f"--concurrency {','.join(map(str, self.concurrency))}: 1 is missing, and every verdict is made there.",
@@ -98,7 +109,7 @@ class TuneOptions:
     def stored(self) -> dict[str, Any]:
         """What a bundle's manifest keeps of them: all but where and how long."""
         kept = asdict(self)
-        for name in ("out", "resume", "budget_s"):
+        for name in ("out", "resume", "budget_s", "stop_existing", "apply"):
             del kept[name]
         return kept
 

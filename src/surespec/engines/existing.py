@@ -119,11 +119,8 @@ def _processes() -> list[Existing]:
     above = me
     while (above := parents.get(above, 0)) and above not in mine:
         mine.add(above)
-    found = []
-    for pid in outermost(lines, parents):
-        if pid not in mine and not _descends(pid, me, parents):
-            found.append(_of_process(pid, parents, *lines[pid]))
-    return found
+    others = (pid for pid in outermost(lines, parents) if pid not in mine and not _descends(pid, me, parents))
+    return [_of_process(pid, parents, *lines[pid]) for pid in others]
 
 
 def _of_process(pid: int, parents: Mapping[int, int], argv: Sequence[str], line: ServerLine) -> Existing:

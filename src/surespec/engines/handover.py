@@ -12,14 +12,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from surespec.engines import restorer
-from surespec.engines.existing import Existing, find_existing, refuse_existing
+from surespec.engines.existing import Existing, find_existing
 from surespec.engines.process import port_is_free
 from surespec.engines.ready import stream_once
 from surespec.engines.server_lines import shortened
@@ -59,9 +59,13 @@ class HandOver:
         self._say(
             do="hold", servers=self._records, marker=f"{MARKER}={marker}", events=str(self._folder / "events.jsonl")
         )
-        self._say(do="stopping")
-        for server in self.servers:
-            self._stop(server)
+        for index, server in enumerate(self.servers):
+            self._say(do="stopping", index=index)
+            try:
+                self._stop(server, self._records[index])
+            except EngineError:
+                self._say(do="kept", index=index)
+                raise
         time.sleep(SETTLE_S)
         again = [found for found in find_existing() if _same(found, self.servers)]
         if again:
@@ -132,15 +136,14 @@ class HandOver:
         except (psutil.Error, OSError) as error:
             raise EngineError(f"{server.label} cannot be recorded: {error}.", hint="Stop it yourself first.") from error
 
-    def _stop(self, server: Existing) -> None:
+    def _stop(self, server: Existing, record: Mapping[str, Any]) -> None:
         """SIGTERM, a wait, SIGKILL for what is left; ``docker stop`` for a container."""
         self._tell(f"Stopping {server.label}; it is started again at the end.")
         forced = False
         if server.container is None:
             forced = _stop_tree(server.pid)
         else:
-            command = next(r["stop"] for s, r in zip(self.servers, self._records, strict=True) if s is server)
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            done = subprocess.run(record["stop"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
             if done.returncode:
                 raise EngineError(f"{server.label} could not be stopped: {done.stderr.strip()[:300]}.")
         if forced:
@@ -194,13 +197,6 @@ def handed_over(servers: Sequence[Existing], folder: Path, tell: Tell, event: Ev
         yield over
     finally:
         over.restart()
-
-
-def check_existing(*, stop: bool) -> tuple[Existing, ...]:
-    """The servers to be stopped for a run. Raises EngineError when one is in the way and may or can not be stopped."""
-    found = find_existing()
-    refuse_existing(found, stop=stop)
-    return found
 
 
 def _start_restorer() -> subprocess.Popen[bytes]:

@@ -5,9 +5,9 @@ JSON object a line), environment included, so nothing of it is on disk or in the
 without a word, surespec was killed: then the server is started again too. It has a session of its own, so Ctrl-C does
 not reach it. The lines, by ``do``:
 
-    hold {servers, marker, arms, events}  what to start again, and how surespec's own servers are known
-    stopping                              from now on the servers count as stopped
-    nothing                               end: nothing was stopped
+    hold {servers, marker, events}        what to start again, and how surespec's own servers are known
+    stopping {index}                      this one counts as stopped from now on
+    kept {index}                          it could not be stopped, and runs on
     apply {argv, cwd, env, out}           start this one in the place of the first server
     leave                                 keep that one; the old servers come back when it ends
     restart                               start the old servers again, end
@@ -41,15 +41,16 @@ def main(words: BinaryIO, answers: BinaryIO) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     held: dict[str, Any] = {"servers": []}
-    stopping, applied = False, None
+    stopped: set[int] = set()
+    applied = None
     for raw in words:
         line = json.loads(raw)
         if line["do"] == "hold":
             held = line
         elif line["do"] == "stopping":
-            stopping = True
-        elif line["do"] == "nothing":
-            return
+            stopped.add(line["index"])
+        elif line["do"] == "kept":
+            stopped.discard(line["index"])
         elif line["do"] == "apply":
             applied, answer = _started([line])
             _tell(answers, answer)
@@ -59,26 +60,26 @@ def main(words: BinaryIO, answers: BinaryIO) -> None:
             break
         elif line["do"] == "restart":
             _end(applied)
-            _tell(answers, _restart(held))
+            _tell(answers, _restart(held, stopped))
             return
     else:
         _end(applied)
-    if stopping:
-        _record(held, _restart(held))
+    if stopped:
+        _record(held, _restart(held, stopped))
 
 
-def _restart(held: dict[str, Any]) -> dict[str, Any]:
-    """Start the held servers again, once they, and the servers that surespec started meanwhile, are gone."""
-    for name in held.get("arms", {}).get("containers", ()):
-        _run(name)
+def _restart(held: dict[str, Any], stopped: set[int]) -> dict[str, Any]:
+    """Start the stopped servers again, once they, and the servers that surespec started meanwhile, are gone."""
     _wait(lambda: not _marked(held.get("marker", "")), ARMS_GONE_WITHIN_S)
     for pid in _marked(held.get("marker", "")):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     gone = []
     problems = []
-    for server in held["servers"]:
-        if "pid" in server and not _wait(lambda s=server: not _lives(s), GONE_WITHIN_S):  # type: ignore[misc]
+    for index, server in enumerate(held["servers"]):
+        if index not in stopped:
+            continue
+        if "pid" in server and not _wait(lambda s=server: not _lives(s), GONE_WITHIN_S):
             problems.append(f"process {server['pid']} still runs, so it was not started again")
         else:
             gone.append(server)
@@ -97,7 +98,7 @@ def _started(servers: list[dict[str, Any]]) -> tuple[list[subprocess.Popen[bytes
                 pids.append({"container": server["start"][-1]})
             continue
         if server.get("port"):
-            _wait(lambda s=server: _free(s["port"]), PORT_FREE_WITHIN_S)  # type: ignore[misc]
+            _wait(lambda s=server: _free(s["port"]), PORT_FREE_WITHIN_S)
         try:
             process = _spawn(server)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -108,9 +109,8 @@ def _started(servers: list[dict[str, Any]]) -> tuple[list[subprocess.Popen[bytes
     deadline = time.monotonic() + ALIVE_AFTER_S
     while processes and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    for process in processes:
-        if (code := process.poll()) is not None:
-            problems.append(f"process {process.pid} ended at once with exit code {code}")
+    ended = [process for process in processes if process.poll() is not None]
+    problems += [f"process {process.pid} ended at once with exit code {process.returncode}" for process in ended]
     return processes, {"started": pids, "problems": problems}
 
 
@@ -221,7 +221,7 @@ def _lives(server: dict[str, Any]) -> bool:
 
 def _marked(marker: str) -> list[int]:
     """Processes whose environment has the marker: what surespec started and its end has not ended yet."""
-    found = []
+    found: list[int] = []
     if not marker or sys.platform != "linux":
         return found
     for name in os.listdir("/proc"):  # noqa: PTH208

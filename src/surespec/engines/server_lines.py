@@ -87,20 +87,22 @@ def _servers() -> tuple[dict[str, Any], ...]:
     return tuple(load_topic("servers")["server"])
 
 
+def program_place(argv: Sequence[str]) -> int:
+    """Where the program stands after an interpreter and its options: the script's place, or that of ``-m``."""
+    if not _INTERPRETER.match(argv[0].rsplit("/", 1)[-1]):
+        return 0
+    place = 1
+    while place < len(argv) and argv[place].startswith("-") and argv[place] not in ("-m", "-c"):
+        place += 2 if argv[place] in _TAKES_A_VALUE else 1
+    return place
+
+
 def _program(argv: Sequence[str]) -> tuple[bool, list[str]]:
     """Whether a module is run, and the program (without folders) or module with the words after it."""
-    words = list(argv)
-    if not _INTERPRETER.match(words[0].rsplit("/", 1)[-1]):
-        return False, [words[0].rsplit("/", 1)[-1], *words[1:]]
-    place = 1
-    while place < len(words) and words[place].startswith("-"):
-        if words[place] == "-m":
-            return True, words[place + 1 :]
-        if words[place] == "-c":
-            return False, []
-        place += 2 if words[place] in _TAKES_A_VALUE else 1
-    rest = words[place:]
-    return False, [rest[0].rsplit("/", 1)[-1], *rest[1:]] if rest else []
+    words = list(argv[program_place(argv) :])
+    if not words or words[0] == "-c":
+        return False, []
+    return (True, words[1:]) if words[0] == "-m" else (False, [words[0].rsplit("/", 1)[-1], *words[1:]])
 
 
 def _value(argv: Sequence[str], kind: str) -> str:
