@@ -140,8 +140,8 @@ def test_a_server_is_known_by_its_command_line(argv, engine, port):
 
 @pytest.mark.parametrize(
     "argv",
-    [[], ["vllm", "bench", "serve"], ["grep", "vllm", "serve"], ["python", "-c", "vllm serve"], ["bash", "-c", "vllm serve m"],
-     ["docker", "run", "vllm/vllm-openai", "vllm", "serve"], ["surespec", "tune"], ["python"]],
+    [[], ["vllm", "bench", "serve"], ["grep", "vllm", "serve"], ["python", "-c", "vllm serve"],
+     ["bash", "-c", "vllm serve m"], ["docker", "run", "vllm/vllm-openai", "vllm", "serve"], ["surespec", "tune"], ["python"]],
 )  # fmt: skip
 def test_other_programs_are_no_servers(argv):
     assert server_line(argv) is None
@@ -344,7 +344,8 @@ def test_apply_needs_the_same_engine_and_model(user, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"apply": True, "engine": "vllm"}, {"stop_existing": True}, {"stop_existing": True, "managed": True, "endpoint": "http://x", "engine": "vllm"}],
+    [{"apply": True, "engine": "vllm"}, {"stop_existing": True},
+     {"stop_existing": True, "managed": True, "endpoint": "http://x", "engine": "vllm"}],
 )  # fmt: skip
 def test_flags_that_do_not_belong_together(options):
     with pytest.raises(UsageError):
@@ -433,7 +434,7 @@ def test_containers_with_a_server_are_found(docker):
 def test_a_container_that_cannot_come_back_is_refused(docker):
     docker(container("gone", "vllm", ["serve", "m"], AutoRemove=True))
     server = next(s for s in find_existing() if s.container)
-    with pytest.raises(EngineError, match="container gone.* was started with --rm") as caught:
+    with pytest.raises(EngineError, match=r"container gone.* was started with --rm") as caught:
         refuse_existing([server], stop=True)
     assert "docker stop gone" in caught.value.hint
     docker(container("pod", "vllm", ["serve", "m"], labels={"io.kubernetes.pod.name": "llm-0"}))

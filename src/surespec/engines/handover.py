@@ -51,9 +51,9 @@ class HandOver:
 
     def stop(self) -> None:
         """Stop every server cleanly and wait for its port. Raises EngineError when one cannot be stopped for good."""
+        os.environ.pop(MARKER, None)
         self._records = [self._record(server) for server in self.servers]
         marker = f"{os.getpid()}-{time.time_ns()}"
-        os.environ.pop(MARKER, None)
         self._guard = _start_restorer()
         os.environ[MARKER] = marker  # every server of ours inherits it, and is known by it when surespec is killed
         self._say(
@@ -76,6 +76,7 @@ class HandOver:
 
     def restart(self) -> None:
         """Start them again as they were; says what became of it. Does nothing when nothing was stopped."""
+        os.environ.pop(MARKER, None)
         answer = self._ask(do="restart")
         if answer is None:
             return
@@ -99,6 +100,7 @@ class HandOver:
             return False
         pid, guard = started[0]["pid"], self._guard.pid if self._guard else 0
         self._say(do="leave")
+        os.environ.pop(MARKER, None)
         self._guard = None
         self._event("existing_replaced", servers=[old.label], pid=pid, command=shortened(argv))
         self._tell(
