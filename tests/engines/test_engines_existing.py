@@ -141,7 +141,8 @@ def test_a_server_is_known_by_its_command_line(argv, engine, port):
 @pytest.mark.parametrize(
     "argv",
     [[], ["vllm", "bench", "serve"], ["grep", "vllm", "serve"], ["python", "-c", "vllm serve"],
-     ["bash", "-c", "vllm serve m"], ["docker", "run", "vllm/vllm-openai", "vllm", "serve"], ["surespec", "tune"], ["python"]],
+     ["bash", "-c", "vllm serve m"], ["docker", "run", "vllm/vllm-openai", "vllm", "serve"],
+     ["surespec", "tune"], ["python"]],
 )  # fmt: skip
 def test_other_programs_are_no_servers(argv):
     assert server_line(argv) is None

@@ -27,6 +27,7 @@ from surespec.errors import EngineError
 
 MARKER = "SURESPEC_RUN"
 STOP_GRACE_S = 30.0
+WORKERS_GRACE_S = 5.0
 KILL_GRACE_S = 10.0
 PORT_FREE_S = 30.0
 POLL_S = 0.1
@@ -221,7 +222,12 @@ def _stop_tree(pid: int) -> bool:
         return False
     except psutil.Error as error:
         raise EngineError(f"Process {pid} could not be stopped: {error}.", hint="Stop it yourself first.") from error
-    _, left = psutil.wait_procs([top, *below], timeout=STOP_GRACE_S)
+    psutil.wait_procs([top], timeout=STOP_GRACE_S)
+    _, workers = psutil.wait_procs(below, timeout=SETTLE_S)
+    for process in workers:  # some outlive the server, with all its memory
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs([top, *workers], timeout=WORKERS_GRACE_S)
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
