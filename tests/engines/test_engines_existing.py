@@ -105,6 +105,9 @@ def user(tmp_path):
     def left():
         return [p for p in psutil.process_iter(["cmdline"]) if f"{port}" in (p.info["cmdline"] or [])]
 
+    for guard in psutil.Process().children():
+        if any("restorer.py" in word for word in guard.cmdline()):
+            guard.kill()
     for process in left():
         for child in process.children():
             child.kill()
@@ -315,13 +318,12 @@ def test_apply_leaves_the_new_one_or_puts_the_old_one_back(user, tmp_path, fails
     said = []
     with handed_over([server], tmp_path, said.append, lambda *_, **__: None) as over:
         assert over.apply(with_speculation(server.argv, CONFIG)) is not fails
-    now = until(lambda: mine(user.port), "a server")[0]
-    assert ("--spec-type" in now.argv) is not fails
-    assert "sesame" in now.argv
     assert "sesame" not in "".join(said)
     if fails:
-        assert now.argv == server.argv
+        assert until(lambda: mine(user.port), "the old server")[0].argv == server.argv
         return
+    (now,) = (p for p in psutil.process_iter(["cmdline"]) if str(user.port) in (p.info["cmdline"] or []))
+    assert {"--spec-type", "sesame"} <= set(now.info["cmdline"])
     command = next(text for text in said if "go back" in text).split("type: ")[1].split(" (")[0]
     assert command == f"kill {now.pid}"
     subprocess.run(shlex.split(command), check=True)
@@ -358,7 +360,12 @@ def test_tune_stops_it_for_the_launches_and_starts_it_again(user, tmp_path, monk
 
     class Fails:
         def __init__(self, *_):
-            self.seen = []
+            return
+
+        def mend(self, _arm):
+            return None
+
+        engine = property(lambda _self: tune_module.engine_for(TuneOptions()))
 
         def __call__(self, arm, index, folder, on_trace):
             assert port_is_free(user.port)

@@ -222,19 +222,28 @@ def _stop_tree(pid: int) -> bool:
         return False
     except psutil.Error as error:
         raise EngineError(f"Process {pid} could not be stopped: {error}.", hint="Stop it yourself first.") from error
-    psutil.wait_procs([top], timeout=STOP_GRACE_S)
-    _, workers = psutil.wait_procs(below, timeout=SETTLE_S)
+    _wait_for([top], STOP_GRACE_S)
+    workers = _wait_for(below, SETTLE_S)
     for process in workers:  # some outlive the server, with all its memory
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _, left = psutil.wait_procs([top, *workers], timeout=WORKERS_GRACE_S)
+    left = _wait_for([top, *workers], WORKERS_GRACE_S)
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    _, left_still = psutil.wait_procs(left, timeout=KILL_GRACE_S)
-    if left_still:
-        raise EngineError(f"Process {left_still[0].pid} does not end, not even by SIGKILL.", hint="Look at it with ps.")
+    if still := _wait_for(left, KILL_GRACE_S):
+        raise EngineError(f"Process {still[0].pid} does not end, not even by SIGKILL.", hint="Look at it with ps.")
     return bool(left)
+
+
+def _wait_for(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait until they have ended; those that have not. One that nobody reaps has ended too."""
+    deadline = time.monotonic() + seconds
+    while left := [process for process in processes if process.is_running() and _not_dead(process.pid)]:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_S)
+    return left
 
 
 def _same(found: Existing, servers: Sequence[Existing]) -> bool:
