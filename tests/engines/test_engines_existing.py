@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -119,6 +120,11 @@ def mine(port):
     return [found for found in find_existing() if found.port == port]
 
 
+def gone(pid):
+    """Whether a process has ended; one that waits to be reaped has."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def lines(user):
     return [line.split() for line in user.log.read_text().splitlines() if line.startswith("listening")]
 
@@ -233,7 +239,7 @@ def test_it_is_started_again_as_it_was_however_the_run_ends(user, tmp_path, endi
     def run():
         with handed_over([server], tmp_path, said.append, lambda kind, **more: events.append({"kind": kind, **more})):
             assert port_is_free(user.port)
-            assert not psutil.pid_exists(server.pid)
+            assert gone(server.pid)
             assert os.environ[MARKER]
             if ending == "badly":
                 raise EngineError("x")
@@ -255,6 +261,8 @@ def test_it_is_started_again_as_it_was_however_the_run_ends(user, tmp_path, endi
     assert "sesame" not in json.dumps(events) + "".join(said)
     assert "its own" not in json.dumps(events) + "".join(said)
     assert "started again as it was" in said[-1]
+    os.kill(again.pid, signal.SIGTERM)
+    until(lambda: gone(again.pid), "its end by SIGTERM, as before")
 
 
 def test_one_that_ignores_sigterm_is_killed_and_that_is_said(user, tmp_path, monkeypatch):
@@ -262,7 +270,7 @@ def test_one_that_ignores_sigterm_is_killed_and_that_is_said(user, tmp_path, mon
     server = user.starts("--stubborn")
     said = []
     with handed_over([server], tmp_path, said.append, lambda *_, **__: None):
-        assert not psutil.pid_exists(server.pid)
+        assert gone(server.pid)
     assert any("was killed" in text for text in said)
     until(lambda: len(lines(user)) == 2, "the second life")
 
@@ -286,7 +294,7 @@ def test_a_killed_surespec_still_brings_it_back(user, tmp_path):
     for line in killed.stdout:
         if line.startswith("stopped"):
             break
-    assert not psutil.pid_exists(server.pid)
+    assert gone(server.pid)
     killed.kill()
     killed.wait()
     killed.stdout.close()

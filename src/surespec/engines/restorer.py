@@ -39,7 +39,7 @@ ASK_TIMEOUT_S = 120.0
 def main(words: BinaryIO, answers: BinaryIO) -> None:
     """Do as the lines say; a line that ends the work, or the end of the pipe, ends this."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _unmoved)  # not SIG_IGN, which the servers started here would inherit
     held: dict[str, Any] = {"servers": []}
     stopped: set[int] = set()
     applied = None
@@ -66,6 +66,10 @@ def main(words: BinaryIO, answers: BinaryIO) -> None:
         _end(applied)
     if stopped:
         _record(held, _restart(held, stopped))
+
+
+def _unmoved(_number: int, _frame: object) -> None:
+    """A signal that is not to end this process: the servers have to come back first."""
 
 
 def _restart(held: dict[str, Any], stopped: set[int]) -> dict[str, Any]:
