@@ -115,7 +115,7 @@ class HandOver:
         """What starting it again takes. Raises EngineError when it ended meanwhile or cannot be read."""
         if server.container is not None:
             program, identity = server.container.program, server.container.id
-            stop = [program, "stop", "--time", str(int(STOP_GRACE_S)), identity]
+            stop = [program, "stop", "-t", str(int(STOP_GRACE_S)), identity]
             return {"stop": stop, "start": [program, "start", identity]}
         try:
             process = psutil.Process(server.pid)
