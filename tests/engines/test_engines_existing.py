@@ -107,7 +107,7 @@ def user(tmp_path):
         return [p for p in psutil.process_iter(["cmdline"]) if f"{port}" in (p.info["cmdline"] or [])]
 
     for guard in psutil.Process().children():
-        if any("restorer.py" in word for word in guard.cmdline()):
+        if not gone(guard.pid) and any("restorer.py" in word for word in guard.cmdline()):
             guard.kill()
     for process in left():
         for child in process.children():
