@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-model test-real engine-vllm engine-llamacpp lint clean help
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 demo: $(VENV)/.base  ## tune a small real model on this machine: verdict, report, command
 	@$(BIN)/surespec fetch smollm2-135m > /dev/null
@@ -24,15 +24,15 @@ test-model: $(VENV)/.dev  ## the tests that need the small real model
 	@$(BIN)/surespec fetch smollm2-135m > /dev/null
 	$(BIN)/python -m pytest -m model --timeout 900
 
-engine-vllm: $(VENV)/.base  ## install vLLM for CPUs outside this folder and check it (3.8 GB)
+test-real: $(VENV)/.dev engine-vllm $(if $(LLAMACPP),engine-llamacpp)  ## tests on real engines: vLLM on the CPU; LLAMACPP=1 adds llama.cpp
+	@echo "Real engines under test: vllm$(if $(LLAMACPP), and llamacpp)."
+	$(BIN)/python -m pytest -m real --timeout 1500 tests/real/test_real_vllm.py $(if $(LLAMACPP),tests/real/test_real_llamacpp.py)
+
+engine-vllm: $(VENV)/.base  ## install vLLM for CPUs beside the checkout, once, and check that it serves (3.8 GB)
 	$(BIN)/python tools/install_engine.py vllm
 
-engine-llamacpp: $(VENV)/.base  ## compile llama.cpp's server outside this folder and check it (half an hour)
+engine-llamacpp: $(VENV)/.base  ## the same for llama.cpp (compiling takes half an hour)
 	$(BIN)/python tools/install_engine.py llamacpp
-
-test-real: $(VENV)/.dev engine-vllm $(if $(LLAMACPP),engine-llamacpp)  ## the tests with real vLLM (LLAMACPP=1: with llama.cpp too)
-	@echo "Real engines: vLLM$(if $(LLAMACPP), and llama.cpp)"
-	$(BIN)/python -m pytest -m real tests/real/test_real_vllm.py $(if $(LLAMACPP),tests/real/test_real_llamacpp.py)
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check src tests tools benchmarks

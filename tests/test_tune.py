@@ -286,7 +286,7 @@ def test_resume_keeps_the_workload_of_the_bundle(run, tmp_path):
     run(Deployment(positions=GOOD), num_prompts=11)
     with pytest.raises(ConfigError, match="other"):
         run(Deployment(positions=GOOD), resume=True, model="other.gguf")
-    with pytest.raises(ConfigError, match="--num-prompts 99: the run in .* has 11"):
+    with pytest.raises(ConfigError, match=r"--num-prompts 99: the run in .* has 11"):
         run(Deployment(positions=GOOD), resume=True, num_prompts=99)
     run(Deployment(positions=GOOD), resume=True, num_prompts=11)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["options"]["num_prompts"] == 11

@@ -12,7 +12,8 @@ from surespec.core import BASELINE
 from surespec.engines.process import free_port, start_server
 from surespec.errors import BundleError, InputFileError, Interrupted, ModelError
 from surespec.store import Bundle
-from surespec.tune import EngineMeasure, TuneProgress, tune
+from surespec.tune import TuneProgress, tune
+from surespec.tune_measure import MAX_REMEDIES, EngineMeasure
 from surespec.tune_plan import TuneOptions, make_arm, plan_tune
 
 SERVER = textwrap.dedent(
@@ -72,8 +73,15 @@ class StandIn:
 
     script: Path
     dies_after: int = 10_000
+    fails_once: bool = False
     name: str = "stand-in"
     k_by_batch_size: bool = False
+
+    def prepare(self, arms, progress):
+        assert arms[0].is_baseline
+
+    def mended(self, arm, remedy):
+        return self if remedy.name == "again" else None
 
     def command(self, arm, port=8000):
         return ["stand-in", arm.name, str(port)]
@@ -81,13 +89,18 @@ class StandIn:
     def start(self, arm, log_path, on_stage=None):
         port = free_port()
         delay, dies = ("0.004", 10_000) if arm.is_baseline else ("0.001", self.dies_after)
+        if self.fails_once and not arm.is_baseline:
+            self.fails_once, dies = False, -1
         argv = [sys.executable, str(self.script), str(port), delay, str(dies)]
         return start_server(argv, port=port, log_path=log_path, timeout_s=30, on_stage=on_stage)
 
 
 class Recorder(TuneProgress):
     def __init__(self):
-        self.stages, self.phases = [], set()
+        self.stages, self.phases, self.notes = [], set(), []
+
+    def note(self, text):
+        self.notes.append(text)
 
     def stage(self, text):
         self.stages.append(text)
@@ -146,6 +159,34 @@ def test_a_server_that_dies_while_measured_is_a_failed_launch_with_its_last_word
     assert "out of memory" in launch.failure
 
 
+def test_a_failed_start_is_tried_again_by_its_remedy_and_told(stand_in, plan, tmp_path, monkeypatch):
+    stand_in.fails_once = True
+    monkeypatch.setattr("surespec.tune.engine_for", lambda _: stand_in)
+    progress = Recorder()
+    judged = tune(plan.options, progress)
+    assert judged.verdict != "failed"
+    failed = [launch for launch in judged.launches if launch.status == "failed"]
+    assert [launch.arm for launch in failed] == ["ngram-k5"]
+    again = judged.launches[failed[0].index + 1]
+    assert (again.arm, again.status, again.tried) == ("ngram-k5", "ok", ("again",))
+    assert any("ngram-k5 failed" in note and "Trying again" in note for note in progress.notes)
+
+
+def test_an_arm_that_keeps_failing_comes_to_an_end(stand_in, plan, monkeypatch):
+    stand_in.dies_after = -1
+    monkeypatch.setattr("surespec.tune.engine_for", lambda _: stand_in)
+    judged = tune(plan.options, Recorder())
+    assert judged.verdict == "failed"
+    assert 2 <= [launch.arm for launch in judged.launches].count("ngram-k5") <= 1 + MAX_REMEDIES
+    assert any("Tried: again" in warning for warning in judged.warnings)
+
+
+def test_a_server_that_dies_late_in_a_run_does_not_count_as_measured(stand_in, plan, tmp_path):
+    stand_in.dies_after = 8  # the check, the warm-up and some of the run have been answered by then
+    launch = EngineMeasure(stand_in, plan, Recorder())(NGRAM, 1, tmp_path, lambda *_: None)
+    assert (launch.status, launch.failure_kind) == ("failed", "crash_under_load")
+
+
 def test_ctrl_c_leaves_no_server(stand_in, plan, tmp_path):
     before = children()
 
@@ -158,8 +199,7 @@ def test_ctrl_c_leaves_no_server(stand_in, plan, tmp_path):
 
 
 def test_a_whole_tune_with_real_processes(stand_in, plan, monkeypatch):
-    monkeypatch.setattr("surespec.tune.make_engine", lambda *_, **__: stand_in)
-    monkeypatch.setattr("surespec.tune.resolve_model", lambda *_: Path())
+    monkeypatch.setattr("surespec.tune.engine_for", lambda _: stand_in)
     before = children()
     judged = tune(plan.options)
     assert judged.verdict != "failed"
@@ -185,8 +225,7 @@ def test_files_that_are_missing_are_said_before_anything_is_written(tmp_path):
 
 
 def test_a_disk_that_is_full_is_one_clear_error_and_no_server(stand_in, plan, monkeypatch):
-    monkeypatch.setattr("surespec.tune.make_engine", lambda *_, **__: stand_in)
-    monkeypatch.setattr("surespec.tune.resolve_model", lambda *_: Path())
+    monkeypatch.setattr("surespec.tune.engine_for", lambda _: stand_in)
     before = children()
 
     def full(*_):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surespec.core import BASELINE, Launch, Run
+from surespec.engines.pace import Pace
 from surespec.rules import policy
 from surespec.tune_plan import TuneOptions, launch_seconds, make_arm, named_arm, plan_tune, spoken_duration, with_k
 from surespec.tune_steps import Goal, History, next_arm
@@ -43,8 +44,12 @@ def test_spoken_duration(seconds, words):
 
 
 def test_forecasts_grow_with_the_work_and_keep_to_the_budget(tmp_path):
-    assert launch_seconds(20, 54, 64, (1,)) > launch_seconds(20, 27, 64, (1,)) > launch_seconds(10, 27, 64, (1,))
-    assert launch_seconds(20, 27, 64, (1, 8)) > launch_seconds(20, 27, 64, (1,))
+    assert (
+        launch_seconds(Pace(7, 20), 54, 64, (1,))
+        > launch_seconds(Pace(7, 20), 27, 64, (1,))
+        > launch_seconds(Pace(6, 10), 27, 64, (1,))
+    )
+    assert launch_seconds(Pace(7, 20), 27, 64, (1, 8)) > launch_seconds(Pace(7, 20), 27, 64, (1,))
     plan = plan_tune(TuneOptions(out=tmp_path, budget_s=30))
     assert plan.expected_s == 30
     assert "30 seconds" in plan.summary()

@@ -183,7 +183,22 @@ def judge(
 @app.command()
 def tune(
     model: Annotated[str, typer.Option(help="smollm2-135m, a .gguf file, or a model folder.")] = "smollm2-135m",
-    engine: Annotated[str, typer.Option(help="local: the embedded engine.")] = "local",
+    engine: Annotated[str, typer.Option(help="local (the embedded one), vllm, llamacpp, sglang or trtllm.")] = "local",
+    engine_python: Annotated[
+        str | None, typer.Option(help="Interpreter of the engine's environment; found if absent.")
+    ] = None,
+    engine_program: Annotated[str | None, typer.Option(help="The engine's program; found if absent.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=16, help="Context of the engine, in tokens.")] = None,
+    managed: Annotated[
+        bool, typer.Option("--managed", help="You start each arm at --endpoint; surespec says which.")
+    ] = False,
+    endpoint: Annotated[str | None, typer.Option(help="URL of the server you manage.")] = None,
+    stop_existing: Annotated[
+        bool, typer.Option("--stop-existing", help="Stop the server that runs already; it is started again at the end.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="With --stop-existing: on keep, leave the new setting running instead.")
+    ] = False,
     precision: PrecisionFlag = "fp32",
     concurrency: ConcurrencyFlag = "1,8",
     policy: PolicyFlag = "jetson",
@@ -207,8 +222,17 @@ def tune(
 
     options = TuneOptions(
         model=model,
-        engine=_one_of("--engine", engine, ("local",)),
-        precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),
+        engine=engine,
+        engine_python=engine_python,
+        engine_program=engine_program,
+        managed=managed,
+        endpoint=endpoint,
+        stop_existing=stop_existing,
+        apply=apply,
+        max_model_len=max_model_len,
+        precision=_one_of(
+            "--precision", precision, ("fp32", "int8", "int4") if engine == "local" else ("fp32", "bf16")
+        ),
         concurrency=_numbers("--concurrency", concurrency),
         policy=policy,
         prompts=prompts,

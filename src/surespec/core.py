@@ -203,7 +203,11 @@ BASELINE = Arm(name="baseline", method="none")
 
 
 class Launch(Noun):
-    """One server life of an arm, with what was measured in it. Times are UTC ISO strings and seconds."""
+    """One server life of an arm, with what was measured in it. Times are UTC ISO strings and seconds.
+
+    ``failure_kind`` is of ``rules/failures.toml``; ``tried`` names the remedies it was launched with; ``remains`` says
+    what a person can still try.
+    """
 
     index: int
     arm: str
@@ -212,6 +216,9 @@ class Launch(Noun):
     start_duration_s: float = 0.0
     command: str = ""
     failure: str = ""
+    failure_kind: str = ""
+    tried: tuple[str, ...] = ()
+    remains: tuple[str, ...] = ()
     log: str = ""
     runs: tuple[Run, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -18,6 +18,11 @@ second one that says what to do next. ``cli.py`` prints both and exits with ``ex
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surespec.engines.failures import Failure
+
 
 class SurespecError(Exception):
     """Root of the tree. ``message`` says what is wrong; ``hint`` says what to do next (may be empty)."""
@@ -60,7 +65,11 @@ class EndpointError(SurespecError):
 
 
 class EngineError(SurespecError):
-    """An engine that surespec started failed to start, to stay healthy, or to stop."""
+    """An engine that surespec started failed to start, to stay healthy, or to stop. ``failure``: its kind, if known."""
+
+    def __init__(self, message: str, *, hint: str = "", failure: Failure | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.failure = failure
 
 
 class PortInUseError(EngineError):

@@ -267,11 +267,20 @@ def _first_line(exc: Exception) -> str:
     return (str(exc).strip().splitlines() or [""])[0].rstrip(".")[:200]
 
 
+def hf_folder(name: str) -> Path:
+    """Where ``fetch(name, "hf")`` puts the model folder of a known model, whether it is there yet or not."""
+    return _folder_beside(cache_dir() / name / known_models()[name].file)
+
+
+def _folder_beside(gguf: Path) -> Path:
+    return gguf.with_name(gguf.stem + "-hf")
+
+
 def _hf_folder(gguf: Path, report: Progress) -> Path:
     """A Hugging Face model folder beside the GGUF, made once: fp32 weights, config, tokenizer, chat template."""
     from surespec.local.export_hf import gguf_to_hf
 
-    folder = gguf.with_suffix("").with_name(gguf.stem + "-hf")
+    folder = _folder_beside(gguf)
     if not (folder / "model.safetensors").is_file():
         report("converting to Hugging Face layout", 0, 0)
         gguf_to_hf(gguf, folder)

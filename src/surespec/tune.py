@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from surespec import tune_steps as steps
-from surespec.bench.runner import BenchOptions, Progress, bench
 from surespec.core import BASELINE, Arm, Judgement, Launch, Trace
-from surespec.engines import Engine, make_engine
+from surespec.engines import Engine
 from surespec.engines.base import shell_text
-from surespec.errors import BundleError, EndpointError, EngineError, Interrupted
-from surespec.fetch import resolve_model
+from surespec.engines.handover import handed_over
+from surespec.errors import BundleError, Interrupted
 from surespec.rules import policy as find_policy
 from surespec.store import Bundle, utc_now
-from surespec.tune_plan import TuneOptions, TunePlan, plan_tune
+from surespec.tune_existing import check_existing, leave_running
+from surespec.tune_measure import EngineMeasure, Measure
+from surespec.tune_plan import TuneOptions, TunePlan, engine_for, plan_tune
 from surespec.tune_steps import Goal, History
 
 TraceSink = Callable[[int, Trace], None]
@@ -56,15 +57,6 @@ class TuneProgress:
         """Something a person should know, one sentence."""
 
 
-class Measure(Protocol):
-    """Runs one server life of an arm and measures it. Replaced in tests."""
-
-    def __call__(self, arm: Arm, index: int, folder: Path, on_trace: TraceSink) -> Launch:
-        """The launch; status ``failed`` with its reason instead of an exception. Lets KeyboardInterrupt pass, with
-        the server stopped."""
-        ...
-
-
 def tune(
     options: TuneOptions,
     progress: TuneProgress | None = None,
@@ -79,8 +71,10 @@ def tune(
     """
     progress = progress or TuneProgress()
     plan = _resumed_plan(options) if options.resume else plan_tune(options)
+    engine = engine_for(plan.options)
+    existing = check_existing(plan) if measure is None else ()
     if measure is None:
-        _find_files(plan, progress)
+        engine.prepare(plan.arms, progress.fetching)
     bundle = Bundle.open(options.out) if options.resume else _create(plan)
     options = plan.options
     with bundle.lock():
@@ -89,66 +83,20 @@ def tune(
             progress.note(problem)
         plan = replace(plan, done=sum(launch.status == "ok" for launch in history.view.launches))
         progress.planned(plan)
-        engine = make_engine(options.engine, model=options.model, precision=options.precision)
         goal = Goal(
             plan.probes, find_policy(options.policy), options.temperature, options.max_launches, engine.k_by_batch_size
         )
         measure = measure or EngineMeasure(engine, plan, progress)
-        out_of_time = _launch_all(goal, history, plan, measure, progress, clock)
-        judgement = _conclude(goal, history, plan, engine, out_of_time)
-        bundle.write_judgement(judgement)
-        bundle.event("judged", verdict=judgement.verdict, arm=judgement.arm)
+        with handed_over(existing, bundle.path, progress.note, bundle.event) as hand_over:
+            out_of_time = _launch_all(goal, history, plan, measure, progress, clock)
+            if isinstance(measure, EngineMeasure):
+                engine = measure.engine  # with what had to be changed to make it start
+            judgement = _conclude(goal, history, plan, engine, out_of_time)
+            bundle.write_judgement(judgement)
+            bundle.event("judged", verdict=judgement.verdict, arm=judgement.arm)
+            if options.apply:
+                leave_running(hand_over, judgement, progress.note)
     return judgement
-
-
-class EngineMeasure:
-    """``Measure`` with a real engine: start, benchmark at every concurrency, stop."""
-
-    def __init__(self, engine: Engine, plan: TunePlan, progress: TuneProgress) -> None:
-        self._engine = engine
-        self._plan = plan
-        self._progress = progress
-
-    def __call__(self, arm: Arm, index: int, folder: Path, on_trace: TraceSink) -> Launch:
-        """One launch; its server is gone when this returns or raises."""
-        launch = Launch(
-            index=index, arm=arm.name, status="failed", started_at=utc_now(),
-            command=shell_text(self._engine.command(arm)), log=f"{folder.name}/server.log",
-        )  # fmt: skip
-        try:
-            server = self._engine.start(arm, folder / "server.log", self._progress.stage)
-        except EngineError as error:
-            return launch.model_copy(update={"failure": error.message})
-        try:
-            result = bench(self._bench_options(server.endpoint), self._show, on_trace)
-        except EndpointError as error:
-            ended = "" if server.alive() else f" The server had ended; its last words: {server.last_words()}"
-            return launch.model_copy(update={"failure": f"{error.message}{ended}"})
-        finally:
-            self._progress.stage("stopping")
-            server.stop()
-        return launch.model_copy(
-            update={
-                "status": "ok",
-                "start_duration_s": server.start_duration_s,
-                "runs": result.runs,
-                "warnings": result.warnings,
-            }
-        )
-
-    def _bench_options(self, endpoint: str) -> BenchOptions:
-        options = self._plan.options
-        return BenchOptions(
-            endpoint=endpoint,
-            concurrency=options.concurrency,
-            prompts=options.prompts,
-            num_prompts=self._plan.num_prompts,
-            output_len=self._plan.output_len,
-            temperature=options.temperature,
-        )
-
-    def _show(self, progress: Progress) -> None:
-        self._progress.benching(progress.phase, progress.concurrency, progress.done, progress.total)
 
 
 class _History:
@@ -176,14 +124,6 @@ class _History:
         self._launches.append(launch)
 
 
-def _find_files(plan: TunePlan, progress: TuneProgress) -> None:
-    """Fetch a known model, and find every drafter, before the first launch. Raises ModelError or FetchError."""
-    drafters = (arm.speculative_config.get("model") for arm in plan.probes if arm.speculative_config)
-    for name in (plan.options.model, *drafters):
-        if name is not None:
-            resolve_model(name, progress.fetching)
-
-
 def _create(plan: TunePlan) -> Bundle:
     chosen = replace(plan.options, num_prompts=plan.num_prompts, output_len=plan.output_len)
     bundle = Bundle.create(chosen.out, {"options": chosen.stored(), "machine": machine()})
@@ -201,7 +141,8 @@ def _launch_all(
 ) -> bool:
     """Launch until nothing more is to be learnt (False) or the budget is spent (True)."""
     begun, longest = clock(), 0.0
-    while (arm := steps.next_arm(goal, history.view)) is not None:
+    again: Arm | None = None
+    while (arm := again or steps.next_arm(goal, history.view)) is not None:
         elapsed = clock() - begun
         if history.in_session and elapsed + longest > plan.options.budget_s:
             return True
@@ -216,7 +157,19 @@ def _launch_all(
             (BASELINE, *steps.known_arms(goal, history.view)), steps.arm_notes(goal, history.view)
         )
         progress.launch_ends(launch)
+        again = arm if _mended(arm, launch, measure, progress) else None
     return False
+
+
+def _mended(arm: Arm, launch: Launch, measure: Measure, progress: TuneProgress) -> bool:
+    """Whether a failed launch is to be tried again, changed by the remedy of its kind of failure."""
+    if launch.status != "failed" or not isinstance(measure, EngineMeasure):
+        return False
+    remedy = measure.mend(arm)
+    if remedy is None:
+        return False
+    progress.note(f"{arm.name} failed ({launch.failure.rstrip('.')}). Trying again: {remedy}.")
+    return True
 
 
 def _launch(history: _History, arm: Arm, measure: Measure, plan: TunePlan) -> Launch:
@@ -305,7 +258,7 @@ def _other_warnings(goal: Goal, view: History, best: Arm | None) -> list[str]:
     for arm in steps.known_arms(goal, view):
         failures = view.failed(arm.name)
         if failures and not view.ok(arm.name):
-            said.append(f"{arm.name} could not be measured: {failures[-1].failure}")
+            said.append(f"{arm.name} could not be measured: {_with_rest(failures[-1])}")
         elif best is not None and arm.name != best.name and view.ok(arm.name):
             report = steps.lossless(goal, view.ok(BASELINE.name), view.ok(arm.name))
             if report.lossless is False:
@@ -313,6 +266,13 @@ def _other_warnings(goal: Goal, view: History, best: Arm | None) -> list[str]:
     for launch in view.launches:
         said += [f"{launch.arm}: {warning}" for warning in launch.warnings]
     return said
+
+
+def _with_rest(failed: Launch) -> str:
+    """Why a launch failed, what was tried before it, and what remains to try."""
+    tried = f" Tried: {', '.join(failed.tried)}." if failed.tried else ""
+    remains = f" What remains: {'; '.join(failed.remains)}." if failed.remains else ""
+    return f"{failed.failure}{tried}{remains}"
 
 
 def machine() -> dict[str, Any]:

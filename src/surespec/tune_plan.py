@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,10 +10,12 @@ from typing import Any
 
 from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
-from surespec.engines import ENGINES, make_engine
+from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
 from surespec.engines.base import shell_text
-from surespec.errors import ConfigError, ModelError, UsageError
+from surespec.engines.pace import Pace
+from surespec.errors import ConfigError, UsageError
 from surespec.rules import policy as find_policy
+from surespec.tune_drafters import KnownDrafters, known_drafters
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_NUM_PROMPTS = 27  # three of each category of the built-in mix
@@ -33,7 +34,10 @@ METHODS = ("ngram", "eagle3", "draft_model")
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     """What to tune and with what. None means: chosen for you (``num_prompts``, ``output_len``), or found by the model's
-    name (``eagle3_head``), or none (``draft_model``). ``methods`` limits the drafters tried.
+    name (``eagle3_head``), or none (``draft_model``). ``methods`` limits the drafters tried. ``engine_python`` and
+    ``engine_program`` are the interpreter or the program of an engine, ``max_model_len`` its context in tokens.
+    ``managed``: a person starts each arm at ``endpoint``. ``stop_existing``: stop a server that runs already, and start
+    it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
 
     ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
     further launch begins.
@@ -51,16 +55,44 @@ class TuneOptions:
     draft_model: str | None = None
     eagle3_head: str | None = None
     methods: tuple[str, ...] | None = None
+    engine_python: str | None = None
+    engine_program: str | None = None
+    managed: bool = False
+    endpoint: str | None = None
+    max_model_len: int | None = None
     budget_s: float = 1200.0
     max_launches: int = MAX_LAUNCHES
     out: Path = Path("surespec-run")
     resume: bool = False
+    stop_existing: bool = False
+    apply: bool = False
 
     def check(self) -> None:
         """Raise UsageError for what cannot be done, before anything is launched."""
         find_policy(self.policy)
         if self.engine not in ENGINES:
             raise ConfigError(f"--engine {self.engine}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
+        for flag, value, engines in (
+            ("--engine-python", self.engine_python, ("vllm", "sglang", "trtllm")),
+            ("--engine-program", self.engine_program, ("llamacpp",)),
+        ):
+            if value is not None and self.engine not in engines:
+                raise UsageError(f"{flag} is for --engine {' or '.join(engines)}, not {self.engine}.")
+        if self.managed != (self.endpoint is not None):
+            raise UsageError(
+                "--managed and --endpoint belong together: the server there is started by you for each arm.",
+                hint="Give both, or neither.",
+            )
+        if self.managed and self.engine != "vllm":
+            raise UsageError(f"--managed with --engine {self.engine}: it can say the commands of vLLM only.")
+        if self.apply and not self.stop_existing:
+            raise UsageError(
+                "--apply leaves the new setting running in the place of a server that --stop-existing has stopped.",
+                hint="Give both, or neither; for a recipe file there is surespec apply.",
+            )
+        if self.stop_existing and (self.managed or self.engine == "local"):
+            why = "you manage the server" if self.managed else "the embedded engine runs beside other servers"
+            raise UsageError(f"--stop-existing is for engines that surespec launches; here {why}.")
         if 1 not in self.concurrency:
             raise UsageError(
                 f"--concurrency {','.join(map(str, self.concurrency))}: 1 is missing, and every verdict is made there.",
@@ -77,7 +109,7 @@ class TuneOptions:
     def stored(self) -> dict[str, Any]:
         """What a bundle's manifest keeps of them: all but where and how long."""
         kept = asdict(self)
-        for name in ("out", "resume", "budget_s"):
+        for name in ("out", "resume", "budget_s", "stop_existing", "apply"):
             del kept[name]
         return kept
 
@@ -177,27 +209,53 @@ def plan_tune(options: TuneOptions) -> TunePlan:
     Raises UsageError, InputFileError for a prompts file, or ModelError when there is no such model.
     """
     options.check()
-    head, remark = _known_head(options)
-    arms = (BASELINE, *probe_arms(options, head))
-    if len(arms) == 1:
-        raise UsageError(
-            "There is no drafter to try.", hint="Give --draft-model or --eagle3-head, or allow the method ngram."
-        )
-    engine = make_engine(options.engine, model=options.model, precision=options.precision)
+    known = known_drafters(options.model, options.engine, options.eagle3_head, options.draft_model)
+    engine = engine_for(options)
+    arms, refused = _arms(options, engine, known)
     workload = load_workload(options.prompts, options.num_prompts)  # finds a broken file before anything is launched
     num_prompts = options.num_prompts or min(DEFAULT_NUM_PROMPTS, len(workload.prompts))
     output_len = options.output_len or DEFAULT_OUTPUT_LEN
-    step_ms = _step_ms(_parameters(options.model), options.precision)
+    pace = engine.pace()
     return TunePlan(
         options=options,
         arms=arms,
         num_prompts=num_prompts,
         output_len=output_len,
-        launch_s=launch_seconds(step_ms, num_prompts, output_len, options.concurrency),
+        launch_s=launch_seconds(pace, num_prompts, output_len, options.concurrency),
         expected_launches=len(arms) + 1 + MIN_LAUNCHES,  # one more k, and the second launch of two arms
         commands={arm.name: shell_text(engine.command(arm)) for arm in arms},
-        remarks=tuple(text for text in (remark, *workload.warnings) if text),
+        remarks=tuple(text for text in (known.remark, *refused, *workload.warnings) if text),
     )
+
+
+def engine_for(options: TuneOptions) -> Engine:
+    """The engine these options ask for. Raises ConfigError, ModelError or EngineError when it cannot be had."""
+    if options.endpoint is not None:
+        from surespec.engines.endpoint import managed_engine
+
+        return managed_engine(options.engine, options.model, options.endpoint)
+    settings = EngineSettings(
+        python=Path(options.engine_python) if options.engine_python else None,
+        program=Path(options.engine_program) if options.engine_program else None,
+        max_model_len=options.max_model_len,
+        max_num_seqs=max(options.concurrency),
+    )
+    return make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
+
+
+def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[tuple[Arm, ...], list[str]]:
+    """The baseline and the drafters this engine can run, and why others are left out."""
+    named = replace(options, draft_model=engine.drafter(known.draft_model) if known.draft_model else None)
+    probes = probe_arms(named, engine.drafter(known.eagle3_head) if known.eagle3_head else None)
+    refused = {probe.name: why for probe in probes if (why := engine.refusal(probe))}
+    arms = tuple(probe for probe in probes if probe.name not in refused)
+    if not arms:
+        reasons = " ".join(refused.values())
+        raise UsageError(
+            f"There is no drafter to try. {reasons}".rstrip(),
+            hint="Give --draft-model or --eagle3-head, or allow the method ngram.",
+        )
+    return (BASELINE, *arms), list(refused.values())
 
 
 def make_arm(method: str, k: int, model: str | None = None) -> Arm:
@@ -245,19 +303,18 @@ def probe_arms(options: TuneOptions, head: str | None) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
-def launch_seconds(step_ms: float, num_prompts: int, output_len: int, concurrency: tuple[int, ...]) -> float:
+def launch_seconds(pace: Pace, num_prompts: int, output_len: int, concurrency: tuple[int, ...]) -> float:
     """Rough length of a launch: start, then warm-up and measured requests at each concurrency.
 
     A prompt costs about ten decoding steps; a step for c sequences costs 7 % more for each after the first (measured
     on the embedded engine); warm-up is max(2, c) requests.
     """
-    start = 5.0 + 0.1 * step_ms
     steps_each = output_len + 10
     widths = (
-        (num_prompts + max(2, c)) * steps_each * step_ms / 1e3 * (1 + 0.07 * (c - 1)) / min(c, num_prompts)
+        (num_prompts + max(2, c)) * steps_each * pace.step_ms / 1e3 * (1 + 0.07 * (c - 1)) / min(c, num_prompts)
         for c in concurrency
     )
-    return start + sum(widths)
+    return pace.start_s + sum(widths)
 
 
 def spoken_duration(seconds: float) -> str:
@@ -266,62 +323,3 @@ def spoken_duration(seconds: float) -> str:
         return f"{max(1, round(seconds))} seconds"
     minutes = round(seconds / 60)
     return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _known_head(options: TuneOptions) -> tuple[str | None, str]:
-    """The EAGLE-3 head to try, and a remark when there is none."""
-    if options.eagle3_head is not None:
-        return options.eagle3_head, ""
-    from surespec.fetch import known_models, packaged_head
-
-    asset = known_models().get(options.model)
-    if asset is None or not asset.eagle3_head:
-        return None, "No EAGLE-3 head is known for this model (rule W3); name one with --eagle3-head."
-    try:
-        packaged_head(asset.eagle3_head)
-    except ModelError as error:
-        return None, error.message
-    return asset.eagle3_head, ""
-
-
-def _parameters(model: str) -> float:
-    """About how many weights a model has, by its files; for the forecast only. Raises ModelError for no such model."""
-    from surespec.fetch import known_models
-
-    asset = known_models().get(model)
-    path = Path(model).expanduser()
-    if asset is not None and not path.exists():
-        return 8 * asset.size_bytes / _bits_per_weight(asset.file)
-    if path.is_file():
-        return 8 * path.stat().st_size / _bits_per_weight(path.name)
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelError(
-            f"There is no model {model!r}: it is not a file or a folder with *.safetensors, nor a known name.",
-            hint=f"Known: {', '.join(known_models())}.",
-        )
-    return sum(file.stat().st_size for file in files) / _bytes_per_weight(files[0])
-
-
-def _bits_per_weight(name: str) -> float:
-    """By the quantisation in a GGUF's file name, with its scales and the wider tables; 5.5 where it names none."""
-    match = re.search(r"(?:Q|IQ)(\d)|[B]?F(16|32)", name.upper())
-    if match is None:
-        return 5.5
-    return int(match[1]) + 1.5 if match[1] else float(match[2])
-
-
-def _bytes_per_weight(file: Path) -> float:
-    """4 when a safetensors file holds F32, else 2; damage is found when the model is loaded."""
-    try:
-        with file.open("rb") as source:
-            header = json.loads(source.read(int.from_bytes(source.read(8), "little") if file.stat().st_size > 8 else 0))
-        return 4.0 if any(isinstance(t, dict) and t.get("dtype") == "F32" for t in header.values()) else 2.0
-    except (OSError, ValueError, AttributeError):
-        return 2.0
-
-
-def _step_ms(parameters: float, precision: str) -> float:
-    """Forecast of one decoding step: weights over 30 GB/s in fp32 (a common desktop), less in 8 and 4 bit."""
-    fp32 = 4 * parameters / 30e9 * 1e3
-    return 2.0 + fp32 * {"fp32": 1.0, "int8": 0.6, "int4": 0.4}.get(precision, 1.0)

@@ -59,6 +59,10 @@ class History:
             and launch.index >= self.since
         ]  # fmt: skip
 
+    def failures_in_a_row(self, name: str) -> int:
+        """Failed launches of an arm in this session since its last good one."""
+        return sum(launch.index > self.last(name) for launch in self.failed(name))
+
     def last(self, name: str) -> int:
         """Index of the last ok launch of an arm, -1 without one."""
         return max((launch.index for launch in self.ok(name)), default=-1)
@@ -80,7 +84,7 @@ def next_arm(goal: Goal, history: History) -> Arm | None:
     done = {arm.name: len(history.ok(arm.name)) for arm in (BASELINE, best)}
     if min(done.values()) >= MIN_LAUNCHES and verdict(goal, history, best).verdict in SAFE:
         return None
-    tired = [arm for arm in (BASELINE, best) if len(history.failed(arm.name)) >= 2]
+    tired = [arm for arm in (BASELINE, best) if history.failures_in_a_row(arm.name) >= 2]
     if tired or min(done.values()) >= goal.max_launches:
         return None
     if done[BASELINE.name] != done[best.name]:

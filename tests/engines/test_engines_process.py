@@ -14,7 +14,7 @@ import pytest
 from surespec.core import BASELINE, Arm
 from surespec.engines import make_engine
 from surespec.engines.base import shell_text
-from surespec.engines.process import free_port, last_words, port_is_free, start_server
+from surespec.engines.process import free_port, group_members, last_words, port_is_free, start_server
 from surespec.errors import ConfigError, EngineError, PortInUseError
 
 SERVER = textwrap.dedent(
@@ -141,8 +141,8 @@ def test_a_server_that_never_answers_is_given_up(launch):
 def test_a_stubborn_server_and_its_children_are_killed(launch, monkeypatch):
     monkeypatch.setattr("surespec.engines.process.STOP_GRACE_S", 0.3)
     server = launch("stubborn")
-    children = psutil.Process(server.pid).children()
-    assert len(children) == 1
+    children = psutil.Process(server.pid).children(recursive=True)
+    assert len(children) == 2, "the server, led by the guard, and its child"
     server.stop()
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
@@ -159,6 +159,56 @@ def test_a_program_that_does_not_exist(tmp_path):
         start_server(["no-such-program"], port=free_port(), log_path=tmp_path / "log", timeout_s=5)
 
 
+def test_workers_of_a_killed_server_are_ended_by_stop(launch, monkeypatch):
+    monkeypatch.setattr("surespec.engines.process.STOP_GRACE_S", 0.3)
+    server = launch("stubborn")
+    main, worker = sorted(psutil.Process(server.pid).children(recursive=True), key=lambda p: p.create_time())
+    main.kill()
+    for _ in range(100):
+        if not server.alive():
+            break
+        time.sleep(0.05)
+    assert server.exit_code == -signal.SIGKILL, "the guard ends as the server did"
+    assert group_members(server.pid) == [worker.pid], "engines leave their workers behind"
+    server.stop()
+    assert group_members(server.pid) == []
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_log_tells_the_stages_and_is_kept_without_secrets(tmp_path):
+    script = tmp_path / "server.py"
+    script.write_text("print('Loading weights, token hf_" + "x" * 30 + "', flush=True)\n" + SERVER)
+    port, stages = free_port(), []
+    server = start_server(
+        [sys.executable, str(script), str(port), "works"],
+        port=port,
+        log_path=tmp_path / "log",
+        timeout_s=20,
+        on_stage=stages.append,
+        stage_of=lambda line: "reading weights" if line.startswith("Loading weights") else None,
+    )
+    server.stop()
+    assert stages == ["starting", "loading", "reading weights", "answering a first request"]
+    log = (tmp_path / "log").read_text()
+    assert "Loading weights" in log
+    assert "hf_x" not in log
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "moment"),
+    [
+        ("dies", "crash_first_request", "first_request"),
+        ("killed", "host_oom", "first_request"),
+        ("hangs", "hang", "start"),
+        ("early", "unknown", "start"),
+    ],
+)
+def test_a_failed_start_has_a_kind(launch, mode, kind, moment):
+    with pytest.raises(EngineError) as caught:
+        launch(mode, timeout_s=1.0 if mode == "hangs" else 20.0)
+    assert (caught.value.failure.kind, caught.value.failure.moment) == (kind, moment)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux only")
 def test_the_server_dies_with_a_killed_surespec(tmp_path):
     script, log = tmp_path / "server.py", tmp_path / "log"
@@ -167,22 +217,23 @@ def test_the_server_dies_with_a_killed_surespec(tmp_path):
     code = (
         "import sys, time, pathlib\n"
         "from surespec.engines.process import start_server\n"
-        f"s = start_server([sys.executable, {str(script)!r}, '{port}', 'works'], port={port},"
+        f"s = start_server([sys.executable, {str(script)!r}, '{port}', 'stubborn'], port={port},"
         f" log_path=pathlib.Path({str(log)!r}), timeout_s=20)\n"
         "print(s.pid, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
-    assert psutil.pid_exists(pid)
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert len(family) == 3, "guard, server, worker"
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
     for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        if group_members(pid) == []:
             break
         time.sleep(0.05)
     else:
-        pytest.fail("the server outlived surespec")
+        pytest.fail(f"outlived surespec: {group_members(pid)}")
     assert port_is_free(port)
 
 

@@ -107,6 +107,7 @@ class StreamClient:
         self.idle_timeout_s = idle_timeout_s
         self._key = next((os.environ[name] for name in _KEY_VARIABLES if os.environ.get(name)), "")
         self._session: aiohttp.ClientSession | None = None
+        self._sessions: tuple[aiohttp.ClientSession, ...] = ()
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -122,16 +123,21 @@ class StreamClient:
             total=self.timeout_s, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self.idle_timeout_s or self.timeout_s
         )
         self.url = self.url.with_user(None)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), headers=headers, auth=auth, timeout=timeout, read_bufsize=2**18
-        )
+        self._sessions = tuple(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=once),
+                headers=headers, auth=auth, timeout=timeout, read_bufsize=2**18,
+            )
+            for once in (False, True)
+        )  # fmt: skip
+        self._session = self._sessions[0]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions:
+            await session.close()
 
     async def models(self) -> list[str]:
         """The model names of ``/v1/models``, as a check that this is an OpenAI-compatible server.
@@ -214,6 +220,18 @@ class StreamClient:
         )  # fmt: skip
 
     async def _post(self, prompt: Prompt, stream: StreamState) -> None:
+        """Send it; once more, on a new connection, where the one in use was closed before anything came back.
+
+        llama.cpp's server offers keep-alive and closes after a stream all the same: the next request on that connection
+        is lost if it is quick. From then on every request has a connection of its own.
+        """
+        try:
+            await self._exchange(prompt, stream)
+        except aiohttp.ServerDisconnectedError:
+            self._session = self._sessions[1]
+            await self._exchange(prompt, stream)
+
+    async def _exchange(self, prompt: Prompt, stream: StreamState) -> None:
         body = json.dumps(self.payload(prompt), ensure_ascii=False).encode()
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         stream.sent_at = time.perf_counter()

@@ -27,6 +27,10 @@ def speculative_flags(d: Deployment) -> list[str]:
     if d.old_llamacpp_flags:
         return [*draft, "--draft-max", str(d.k), "--draft-min", "0"]
     argv = ["--spec-type", SPEC_TYPES[d.method], *draft]
+    if d.method == "ngram":
+        # --spec-draft-n-max bounds draft models only; the m-gram (48 unless told) is what ngram-simple drafts.
+        match = str(d.config.get("prompt_lookup_min") or 2)
+        return [*argv, "--spec-ngram-simple-size-n", match, "--spec-ngram-simple-size-m", str(d.k)]
     return [*argv, "--spec-draft-n-max", str(d.k)]
 
 

@@ -1,20 +1,31 @@
-"""Engines that can run an arm. Adding one is a file with the class and a line in ``make_engine``."""
+"""Engines that can run an arm. Adding one is a file with the class and a line in ``_MAKERS``."""
 
 from __future__ import annotations
 
-from surespec.engines.base import Engine, RunningServer
+from importlib import import_module
+
+from surespec.engines.base import Engine, EngineSettings, RunningServer
 from surespec.errors import ConfigError
 
-ENGINES = ("local",)
+_MAKERS = {
+    "local": "make_local",
+    "vllm": "make_vllm",
+    "llamacpp": "make_llamacpp",
+    "sglang": "make_sglang",
+    "trtllm": "make_trtllm",
+}
+"""Name of each engine, which is its module's too, and the function in it that makes one."""
+
+ENGINES = tuple(_MAKERS)
 
 
-def make_engine(name: str, *, model: str, precision: str = "fp32") -> Engine:
-    """The engine of that name for one model. Raises ConfigError with the known names."""
-    if name == "local":
-        from surespec.engines.local import LocalEngineProcess
+def make_engine(name: str, *, model: str, precision: str = "fp32", settings: EngineSettings | None = None) -> Engine:
+    """The engine of that name for one model. Raises ConfigError with the known names, or what the engine raises."""
+    if name not in _MAKERS:
+        raise ConfigError(f"--engine {name}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
+    make = getattr(import_module(f"surespec.engines.{name}"), _MAKERS[name])
+    engine: Engine = make(model, precision, settings or EngineSettings())
+    return engine
 
-        return LocalEngineProcess(model=model, precision=precision)
-    raise ConfigError(f"--engine {name}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
 
-
-__all__ = ["ENGINES", "Engine", "RunningServer", "make_engine"]
+__all__ = ["ENGINES", "Engine", "EngineSettings", "RunningServer", "make_engine"]

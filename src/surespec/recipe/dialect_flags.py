@@ -57,6 +57,10 @@ def _llamacpp(method: str, config: Mapping[str, Any], parsed: Parsed) -> list[tu
     k = str(config.get("num_speculative_tokens", 3))
     if old and method == "draft_model":
         return [*draft, ("--draft-max", k)]
+    if method == "ngram":  # --spec-draft-n-max bounds draft models only
+        match = str(config.get("prompt_lookup_min") or 2)
+        size = [("--spec-ngram-simple-size-n", match), ("--spec-ngram-simple-size-m", k)]
+        return [("--spec-type", SPEC_TYPES[method]), *size]
     return [("--spec-type", SPEC_TYPES[method]), *draft, ("--spec-draft-n-max", k)]
 
 

@@ -168,6 +168,7 @@ def _llamacpp(parsed: Parsed) -> dict[str, Any] | None:
     config: dict[str, Any] = {"method": method}
     if model and method not in _DRAFTLESS:
         config["model"] = model
-    k = _text(parsed, "--spec-draft-n-max", "--draft-max")
+    own = [f"--spec-{kind}-size-m", "--spec-ngram-mod-n-max"] if kind.startswith("ngram") else []
+    k = _text(parsed, *own) if own else _text(parsed, "--spec-draft-n-max", "--draft-max")
     config["num_speculative_tokens"] = int(k) if k.isdigit() else 3
     return config

@@ -29,7 +29,7 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True)
 class ArmRow:
-    """One arm that was looked at. ``throughput`` is (concurrency, tok/s): medians over its good launches."""
+    """One arm that was looked at. ``throughput`` is (concurrency, tok/s): means over its good launches."""
 
     name: str
     method: str

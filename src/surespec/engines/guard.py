@@ -1,0 +1,58 @@
+"""A program of its own, for Linux: ``python -I -S guard.py PARENT_PID COMMAND ...``. Standard library only.
+
+It starts the command in its own process group and ends as the command ends. When surespec (the parent) is killed, the
+kernel tells the guard, which kills the whole group: a server killed alone would leave its workers, with all their
+memory, behind (vLLM's ``VLLM::EngineCore`` outlives its parent for ever).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(parent: int, command: list[str]) -> NoReturn:
+    """Run the command until it ends; leaves with its exit code, or by the signal that ended it."""
+
+    def parent_may_be_gone(_number: int, _frame: object) -> None:
+        """SIGTERM: sent to the whole group by surespec (then the server ends by itself), or by the kernel."""
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, parent_may_be_gone)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # workers whose parent dies come here, and are reaped
+    if os.getppid() != parent:
+        sys.exit(1)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            sys.stderr.write(f"error: {command[0]}: {error.strerror}\n")
+            os._exit(127)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            break
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
