@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +104,16 @@ def measured(engine, arm, prompts, tmp_path, num_prompts, output_len=64):
         server.stop()
 
 
-def raw_start(vllm, arm, tmp_path, config=None, extra=(), timeout_s=300.0):
-    """Start vLLM by hand with a speculative config as it is, past surespec's own gates."""
+def raw_start(vllm, arm, tmp_path, config=None, extra=(), timeout_s=300.0, kv_space=True):
+    """Start vLLM by hand with a speculative config as it is, past surespec's own gates.
+
+    ``kv_space`` False: without the variable that gives a CPU's KV cache its size, so that flags can.
+    """
     port = free_port()
     argv = vllm.command(arm, port)
+    if not kv_space:
+        assert argv[0] == "env"
+        argv = argv[2:]
     if config is not None:
         argv = [*argv, "--speculative-config", json.dumps(config)]
     argv = [*argv, *extra]
@@ -193,10 +200,9 @@ def ask_config(vllm, model, configs):
 
 def test_configs_of_the_plan_are_taken_and_fields_of_other_versions_are_not(vllm, model, head):
     version = vllm.env.version
-    plan = make_plan(
-        PlanRequest(model=str(model), engine="vllm", engine_version=version, drafter=head, offline=True)
-    )  # fmt: skip
-    planned = [arm.speculative_config for arm in plan.arms]
+    asked = PlanRequest(model=str(model), engine="vllm", engine_version=version, offline=True)
+    plans = [make_plan(asked), make_plan(replace(asked, drafter=head))]
+    planned = [arm.speculative_config for plan in plans for arm in plan.arms]
     assert {config["method"] for config in planned} >= {"ngram", "eagle3"}
     tuned = [make_arm("eagle3", 5, head), make_arm("draft_model", 4, str(model)), make_arm("ngram", 5)]
     taken = planned + [arm.speculative_config for arm in tuned]
@@ -254,9 +260,9 @@ def test_a_head_of_another_target_fails_the_arm_and_the_bundle_resumes(options, 
     assert again.verdict == "failed"
 
 
-def test_synthetic_acceptance_starts_and_dies_at_the_first_request(vllm, tmp_path):
+def test_synthetic_acceptance_starts_and_dies_at_the_first_request(vllm, head, tmp_path):
     config = {
-        "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4,
+        "method": "eagle3", "model": head, "num_speculative_tokens": 3,
         "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0,
     }  # fmt: skip
     error = raw_start(vllm, BASELINE, tmp_path, config)
@@ -280,7 +286,7 @@ def test_a_port_that_is_taken(vllm, tmp_path):
 
 
 def test_a_kv_cache_too_small_for_one_request(vllm, tmp_path):
-    error = raw_start(vllm, BASELINE, tmp_path, extra=("--kv-cache-memory-bytes", "16M"))
+    error = raw_start(vllm, BASELINE, tmp_path, extra=("--kv-cache-memory-bytes", "16M"), kv_space=False)
     assert error.failure.kind == "no_kv_space"
     assert any(remedy.name == "shorter_context" for remedy in error.failure.remedies)
 
