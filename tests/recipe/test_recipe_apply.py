@@ -173,5 +173,7 @@ def test_serve_given_to_an_image_that_serves(tmp_path: Path) -> None:
     read = read_recipe(recipe)
     assert read.model == "Qwen/Qwen3-8B"
     assert [d.name for d in read.diagnoses] == ["doubled-entrypoint"]
-    patched = patch_recipe(read, NGRAM).text
+    result = patch_recipe(read, NGRAM)
+    assert any("C5: the recipe names no --gpu-memory-utilization" in note for note in result.notes)
+    patched = result.text
     assert "--entrypoint vllm vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B --port 8000" in patched

@@ -109,6 +109,11 @@ def _change(
             notes.append(f"C5: {name} {change}, because speculation is first added here.")
     elif utilization is None and speculative and spec.flags and now is not None:
         notes.append(f"C5: the recipe speculates already, so {name} stays {_number(now)}.")
+    elif utilization is None and lower and speculative and not spec.flags and name:
+        notes.append(
+            f"C5: the recipe names no {name}, so the engine's own default stays; speculation needs room beside it. "
+            "surespec plan --recipe says the value, apply --gpu-memory-utilization writes it."
+        )
     if utilization is not None and name and now != utilization:
         others[name] = _number(utilization)
     if speculative is None and spec.flags and name and now is not None:
