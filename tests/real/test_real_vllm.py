@@ -150,9 +150,22 @@ def test_ngram_on_copying_is_kept_by_the_command_line(tmp_path, model):
     assert all((bundle.launch_dir(launch.index, launch.arm) / "server.log").exists() for launch in bundle.launches())
 
 
-def test_eagle3_on_chat_is_disabled(options, head):
+def test_a_head_that_drafts_badly_is_disabled(options, head, tmp_path):
+    """The packaged head with its output turned round: it fits, loads and drafts, and what it drafts is never right.
+
+    (The head itself gains about a tenth on chat here, which is neither a keep nor a disable.)
+    """
+    bad = tmp_path / "bad-head"
+    bad.mkdir()
+    (bad / "config.json").write_bytes((Path(head) / "config.json").read_bytes())
+    data = bytearray((Path(head) / "model.safetensors").read_bytes())
+    header = int.from_bytes(data[:8], "little")
+    first, last = json.loads(data[8 : 8 + header])["lm_head.weight"]["data_offsets"]
+    words = np.frombuffer(data, np.uint16, (last - first) // 2, 8 + header + first)
+    words ^= 0x8000  # the signs of the bfloat16 words
+    (bad / "model.safetensors").write_bytes(data)
     progress = Stages()
-    judged = tune(options(prompts="chat", eagle3_head=head, methods=("eagle3",), num_prompts=10), progress)
+    judged = tune(options(prompts="chat", eagle3_head=str(bad), methods=("eagle3",), num_prompts=10), progress)
     assert judged.verdict == "disable", judged.why
     assert judged.speculative_config is None
     assert "speculative" not in judged.command
