@@ -112,6 +112,7 @@ def plan_command(
         port=port,
         kubernetes=kubernetes,
     )
+    read = read_recipe(recipe) if recipe else None
     request = PlanRequest(
         model=model,
         device=device,
@@ -121,13 +122,12 @@ def plan_command(
         engine_version=engine_version,
         image=image,
         endpoint=endpoint,
-        recipe=recipe,
+        recipe=read,
         drafter=drafter,
         offline=offline,
         options=options,
     )
     result = make_plan(request)
-    read = read_recipe(recipe) if recipe else None
     if as_json:
         _print_json({**result.document(), **({"recipe": read.document()} if read else {})})
     else:

@@ -13,6 +13,7 @@ from surespec.plan import brought, plan, runtime_for
 from surespec.plan.runtime import default_engine
 from surespec.plan_nouns import Device, Plan, PlanOptions, Runtime
 from surespec.probe import Endpoint, find_device, installed_engines, llamacpp_has_old_flags, probe_endpoint
+from surespec.recipe import Recipe
 
 RECIPE_FACTS = (
     "engine",
@@ -42,7 +43,7 @@ class PlanRequest:
     engine_version: str = ""
     image: str = ""
     endpoint: str = ""
-    recipe: Path | None = None
+    recipe: Recipe | None = None
     drafter: str = ""
     offline: bool = False
     options: PlanOptions = field(default_factory=PlanOptions)
@@ -64,14 +65,11 @@ def make_plan(request: PlanRequest) -> Plan:
     return plan(device, runtime, target, _options(request, facts, server, runtime), drafters=given)
 
 
-def recipe_facts(recipe: Path | None) -> dict[str, Any]:
+def recipe_facts(recipe: Recipe | None) -> dict[str, Any]:
     """What a recipe says that planning needs (``RECIPE_FACTS``); empty without one."""
     if recipe is None:
         return {}
-    from surespec.recipe import read_recipe
-
-    read = read_recipe(recipe)
-    values = {name: getattr(read, name, None) for name in RECIPE_FACTS}
+    values = {name: getattr(recipe, name, None) for name in RECIPE_FACTS}
     return {name: value for name, value in values.items() if value not in (None, "")}
 
 

@@ -114,7 +114,7 @@ class TuneOptions:
         return kept
 
     def restored(self, stored: dict[str, Any]) -> TuneOptions:
-        """These options with those of a bundle to be resumed, which win. Raises ConfigError for another model.
+        """These options with those of a bundle to be resumed, which win. Raises ConfigError where they differ.
 
         A bundle holds launches of one workload; with other prompts they could not be compared.
         """
@@ -123,11 +123,6 @@ class TuneOptions:
             if isinstance(known.get(name), list):
                 known[name] = tuple(known[name])
         restored = replace(self, **known)
-        if self.model not in (DEFAULT_MODEL, restored.model):
-            raise ConfigError(
-                f"--model {self.model}: the run in {self.out} is of {restored.model}.",
-                hint="Leave --model out to go on with it, or choose another --out.",
-            )
         changed = [
             f.name
             for f in fields(self)

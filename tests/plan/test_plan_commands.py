@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,14 @@ def test_a_real_recipe_is_planned_and_shown(tmp_path: Path) -> None:
     assert code == 0 and "vllm 0.27.1" in text and "not speculating" in text
     _, probed = document("probe", "--recipe", str(file), "--device", "thor-t5000")
     assert probed["recipe"]["model"] == "Qwen/Qwen3-8B"
+
+
+def test_a_recipe_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """As the shell's ``<(...)`` gives it: a second reading would find nothing."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("vllm serve Qwen/Qwen3-8B\n",), daemon=True)
+    writer.start()
+    _, got = document("plan", "--recipe", str(pipe), "--device", "thor-t5000")
+    assert got["recipe"]["model"] == got["model"]["id"] == "Qwen/Qwen3-8B"
+    writer.join(timeout=5)

@@ -34,6 +34,11 @@ def field_problem(name: str, version: str) -> str:
     return ""
 
 
+def k_by_batch_size(version: str) -> bool:
+    """Whether this version takes a table of k by batch size; an unknown version counts as one that does not."""
+    return bool(release(version)) and not field_problem("num_speculative_tokens_per_batch_size", version)
+
+
 def gate(config: Mapping[str, Any], version: str) -> Gated:
     """The config without what ``version`` rejects (V1). The required ``method`` and ``num_speculative_tokens`` stay."""
     kept: dict[str, Any] = {}

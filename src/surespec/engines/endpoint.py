@@ -20,7 +20,7 @@ from surespec.bench.client import normalise_endpoint, shown
 from surespec.core import Arm
 from surespec.dialects import vllm as dialect
 from surespec.dialects.base import compact_json
-from surespec.dialects.versions import at_least, release
+from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook, shell_text
 from surespec.engines.failures import Failure, Moment, Remedy, classify
 from surespec.engines.pace import Pace
@@ -104,8 +104,8 @@ class ManagedEngine:
 
     @property
     def k_by_batch_size(self) -> bool:
-        """vLLM 0.24 and newer."""
-        return self.name == "vllm" and at_least(self.version, "0.24")
+        """By vLLM's table of fields."""
+        return self.name == "vllm" and dialect.k_by_batch_size(self.version)
 
     def pace(self) -> Pace:
         """A person restarts a server in minutes; what a step costs is not known before it is measured."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,14 +73,15 @@ def refuse_existing(found: Sequence[Existing], *, stop: bool) -> None:
 def outermost(pids: Iterable[int], parent_of: Mapping[int, int]) -> list[int]:
     """Of processes of servers, those without another one above them."""
     wanted = set(pids)
+    return sorted(pid for pid in wanted if wanted.isdisjoint(_above(pid, parent_of)))
 
-    def above(pid: int) -> Iterable[int]:
-        seen = {pid}
-        while (pid := parent_of.get(pid, 0)) and pid not in seen:
-            seen.add(pid)
-            yield pid
 
-    return sorted(pid for pid in wanted if not wanted.intersection(above(pid)))
+def _above(pid: int, parent_of: Mapping[int, int]) -> Iterator[int]:
+    """The ancestors of a process, nearest first."""
+    seen = {pid}
+    while (pid := parent_of.get(pid, 0)) and pid not in seen:
+        seen.add(pid)
+        yield pid
 
 
 def unit_of(cgroup: str) -> tuple[str, bool]:
@@ -106,7 +107,6 @@ def container_of(cgroup: str) -> str:
 
 def _processes() -> list[Existing]:
     me = os.getpid()
-    mine = {me}
     parents: dict[int, int] = {}
     lines: dict[int, tuple[list[str], ServerLine]] = {}
     for process in psutil.process_iter(["pid", "ppid", "cmdline", "status"]):
@@ -116,10 +116,8 @@ def _processes() -> list[Existing]:
         line = server_line(argv)
         if line is not None and info["status"] != psutil.STATUS_ZOMBIE:
             lines[info["pid"]] = (argv, line)
-    above = me
-    while (above := parents.get(above, 0)) and above not in mine:
-        mine.add(above)
-    others = (pid for pid in outermost(lines, parents) if pid not in mine and not _descends(pid, me, parents))
+    mine = {me, *_above(me, parents)}
+    others = (pid for pid in outermost(lines, parents) if pid not in mine and me not in _above(pid, parents))
     return [_of_process(pid, parents, *lines[pid]) for pid in others]
 
 
@@ -174,15 +172,6 @@ def _of_container(found: Container) -> Existing:
 def _in_one_of(pid: int, containers: Sequence[str]) -> bool:
     container = container_of(_cgroup(str(pid)))
     return bool(container) and any(known.startswith(container) or container.startswith(known) for known in containers)
-
-
-def _descends(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
-    seen = {pid}
-    while (pid := parents.get(pid, 0)) and pid not in seen:
-        if pid == ancestor:
-            return True
-        seen.add(pid)
-    return False
 
 
 def _cgroup(pid: str) -> str:

@@ -22,7 +22,7 @@ from surespec.engines import restorer
 from surespec.engines.existing import Existing, find_existing
 from surespec.engines.process import port_is_free
 from surespec.engines.ready import stream_once
-from surespec.engines.server_lines import shortened
+from surespec.engines.server_lines import flag_value, shortened
 from surespec.errors import EngineError
 
 MARKER = "SURESPEC_RUN"
@@ -161,7 +161,7 @@ class HandOver:
         deadline = time.monotonic() + READY_WITHIN_S
         while psutil.pid_exists(pid) and _not_dead(pid) and time.monotonic() < deadline:
             with contextlib.suppress(Exception):
-                if stream_once(_reachable(old.host), old.port or 0, key=_flag(old.argv, "--api-key")) is None:
+                if stream_once(_reachable(old.host), old.port or 0, key=flag_value(old.argv, ("--api-key",))) is None:
                     return True
             time.sleep(5 * POLL_S)
         return False
@@ -293,12 +293,3 @@ def _not_dead(pid: int) -> bool:
 
 def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("", "0.0.0.0", "::", "localhost") else host
-
-
-def _flag(argv: Sequence[str], name: str) -> str:
-    for word, after in zip(argv, [*argv[1:], ""], strict=True):
-        if word == name:
-            return after
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return ""

@@ -39,10 +39,9 @@ def server_line(argv: Sequence[str]) -> ServerLine | None:
     for server in _servers():
         wanted = server.get("module") if module else server.get("program")
         if wanted is not None and words and words[0] == wanted and server.get("first") in (None, *words[1:2]):
-            port = _number(_value(argv, "ports"))
-            return ServerLine(
-                server["engine"], server["name"], port or server.get("port"), _value(argv, "hosts"), startable=True
-            )
+            flags = load_topic("servers")
+            port, host = _number(flag_value(argv, flags["ports"])), flag_value(argv, flags["hosts"])
+            return ServerLine(server["engine"], server["name"], port or server.get("port"), host, startable=True)
     return None
 
 
@@ -105,12 +104,12 @@ def _program(argv: Sequence[str]) -> tuple[bool, list[str]]:
     return (True, words[1:]) if words[0] == "-m" else (False, [words[0].rsplit("/", 1)[-1], *words[1:]])
 
 
-def _value(argv: Sequence[str], kind: str) -> str:
-    """The last value of the flags of a kind (``ports``, ``hosts``); empty without one."""
+def flag_value(argv: Sequence[str], flags: Sequence[str]) -> str:
+    """The value of the last of these flags; empty without one."""
     value = ""
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, inline = word.partition("=")
-        if flag in load_topic("servers")[kind]:
+        if flag in flags:
             value = inline if equals else after
     return value
 

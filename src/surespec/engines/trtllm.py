@@ -19,11 +19,10 @@ from surespec.dialects import trtllm as dialect
 from surespec.engines.arm_words import deployment_of, mended_settings
 from surespec.engines.base import DEFAULT_PORT, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
+from surespec.engines.hf_target import drafter_of, fetch_folders, target_of
 from surespec.engines.pace import Pace
 from surespec.engines.process import HOST, free_port, start_server
-from surespec.engines.vllm import target_of
 from surespec.errors import ConfigError, EngineError
-from surespec.fetch import PACKAGED_HEADS, fetch, hf_folder, known_models, packaged_head
 
 PROGRAM = "trtllm-serve"
 START_TIMEOUT_S = 3600.0
@@ -58,7 +57,7 @@ class TrtllmEngine:
 
     def drafter(self, name: str) -> str:
         """A folder for what surespec knows; ids of Hugging Face it knows itself."""
-        return str(packaged_head(name)) if name in PACKAGED_HEADS else target_of(name, "--draft-model")
+        return drafter_of(name)
 
     def refusal(self, arm: Arm) -> str:
         """Methods it has no decoding type for."""
@@ -68,10 +67,7 @@ class TrtllmEngine:
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """Make the Hugging Face folder of a known model. What is on Hugging Face it fetches itself."""
-        named = [self.target, *(str((arm.speculative_config or {}).get("model", "")) for arm in arms)]
-        for key in known_models():
-            if str(hf_folder(key)) in named:
-                fetch(key, "hf", progress)
+        fetch_folders(self.target, arms, progress)
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
         """What a person types: the file is written first, so it takes a shell."""

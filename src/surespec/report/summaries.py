@@ -195,7 +195,7 @@ def _pooled(records: Sequence[Acceptance | None]) -> Acceptance | None:
 
 
 def _curve(runs: Sequence[Run]) -> tuple[tuple[int, float], ...]:
-    """(concurrency, median throughput in tok/s), ascending."""
+    """(concurrency, mean throughput in tok/s), ascending."""
     points = []
     for concurrency in sorted({run.concurrency for run in runs}):
         value = middle(runs, concurrency, "throughput_tok_s")
