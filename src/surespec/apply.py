@@ -32,6 +32,7 @@ class Decision:
     speculative_config: dict[str, Any] | None
     gpu_memory_utilization: float | None = None
     verdict: str = ""
+    service: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,13 @@ def decision(bundle: Path) -> Decision:
     judgement = _document(bundle / "judgement.json", "Run surespec tune to its end first.")
     manifest = _document(bundle / "manifest.json", "Name the --out folder of a surespec tune.")
     options = manifest.get("options")
-    recipe = options.get("recipe") if isinstance(options, dict) else None
+    options = options if isinstance(options, dict) else {}
+    recipe, service = options.get("recipe"), options.get("service")
+    service = service if isinstance(service, str) else None
     path = Path(recipe) if isinstance(recipe, str) and recipe else None
     verdict = str(judgement.get("verdict", ""))
     if verdict == "disable":
-        return Decision(path, None, verdict=verdict)
+        return Decision(path, None, verdict=verdict, service=service)
     config = judgement.get("speculative_config")
     if verdict not in ("keep", "marginal") or not isinstance(config, dict):
         raise UsageError(
@@ -74,7 +77,7 @@ def decision(bundle: Path) -> Decision:
             hint="Measure more with --resume, or give --speculative-config yourself.",
         )
     utilization = judgement.get("gpu_memory_utilization")
-    return Decision(path, config, utilization if isinstance(utilization, float) else None, verdict)
+    return Decision(path, config, utilization if isinstance(utilization, float) else None, verdict, service)
 
 
 def plan_apply(

@@ -183,8 +183,16 @@ def judge(
 
 @app.command()
 def tune(
-    model: Annotated[str, typer.Option(help="smollm2-135m, a .gguf file, or a model folder.")] = "smollm2-135m",
-    engine: Annotated[str, typer.Option(help="local (the embedded one), vllm, llamacpp, sglang or trtllm.")] = "local",
+    recipe: Annotated[
+        Path | None, typer.Option(help="The file that starts your deployment; it is started as it stands.")
+    ] = None,
+    service: Annotated[str | None, typer.Option(help="Which server, where the recipe starts several.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="smollm2-135m (without a recipe the default), a .gguf file, or a model folder.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="local (the embedded one, the default), vllm, llamacpp, sglang or trtllm.")
+    ] = None,
     engine_python: Annotated[
         str | None, typer.Option(help="Interpreter of the engine's environment; found if absent.")
     ] = None,
@@ -200,7 +208,7 @@ def tune(
     apply: Annotated[
         bool, typer.Option("--apply", help="With --stop-existing: on keep, leave the new setting running instead.")
     ] = False,
-    precision: PrecisionFlag = "fp32",
+    precision: Annotated[str | None, typer.Option(help="fp32 (exact, the default), int8 or int4.")] = None,
     concurrency: ConcurrencyFlag = "1,8",
     policy: PolicyFlag = "jetson",
     prompts: PromptsFlag = "mixed",
@@ -221,9 +229,13 @@ def tune(
     from surespec.tune import tune as run_tune
     from surespec.tune_plan import TuneOptions, plan_tune
 
+    _no_twice(recipe, {"--model": model, "--engine": engine, "--precision": precision})
+    engine = engine or "local"
     options = TuneOptions(
-        model=model,
+        model=model or "smollm2-135m",
         engine=engine,
+        recipe=str(recipe.expanduser().absolute()) if recipe is not None else None,
+        service=service,
         engine_python=engine_python,
         engine_program=engine_program,
         managed=managed,
@@ -232,7 +244,7 @@ def tune(
         apply=apply,
         max_model_len=max_model_len,
         precision=_one_of(
-            "--precision", precision, ("fp32", "int8", "int4") if engine == "local" else ("fp32", "bf16")
+            "--precision", precision or "fp32", ("fp32", "int8", "int4") if engine == "local" else ("fp32", "bf16")
         ),
         concurrency=_numbers("--concurrency", concurrency),
         policy=policy,
@@ -357,6 +369,13 @@ def _warn(warnings: tuple[str, ...]) -> None:
 
 def _say_error(message: str, hint: str = "") -> None:
     typer.echo(f"surespec: {message} {hint}".rstrip(), err=True)
+
+
+def _no_twice(recipe: Path | None, given: dict[str, str | None]) -> None:
+    """With a recipe, what it says is not said again."""
+    for flag, value in given.items():
+        if recipe is not None and value is not None:
+            raise UsageError(f"{flag} {value}: with --recipe, the recipe says it.", hint="Leave it out.")
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> Any:

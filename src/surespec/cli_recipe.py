@@ -39,6 +39,7 @@ def apply_command(
     elif directory is not None:
         decided = decision(directory)
         config, path = decided.speculative_config, recipe or decided.recipe
+        service = service or (decided.service or "" if recipe is None else "")
         utilization = utilization if utilization is not None else decided.gpu_memory_utilization
     else:
         raise UsageError("apply: nothing to write.", hint="Give the folder of a tune, or --speculative-config JSON.")

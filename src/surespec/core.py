@@ -263,6 +263,7 @@ class Judgement(Noun):
 
     ``ratios`` is keyed ``c1``, ``c8`` ...; ``why`` is two sentences a newcomer understands; ``lossless`` is None when
     texts were not compared. ``assumptions`` names what the verdict rests on and was not measured.
+    ``gpu_memory_utilization`` is what the arm needed to start, where that is not the deployment's own.
     """
 
     verdict: VerdictName
@@ -270,6 +271,7 @@ class Judgement(Noun):
     why: str
     arm: str | None = None
     speculative_config: dict[str, Any] | None = None
+    gpu_memory_utilization: float | None = None
     command: str = ""
     ratios: dict[str, Ratios] = {}
     lossless: bool | None = None

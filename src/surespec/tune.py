@@ -7,6 +7,7 @@ Nothing is printed here; a ``TuneProgress`` is told what happens.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import time
@@ -19,8 +20,11 @@ from surespec import tune_steps as steps
 from surespec.core import BASELINE, Arm, Judgement, Launch, Trace
 from surespec.engines import Engine
 from surespec.engines.base import shell_text
+from surespec.engines.from_recipe import RecipeEngine
 from surespec.engines.handover import handed_over
-from surespec.errors import BundleError, Interrupted
+from surespec.errors import BundleError, ConfigError, Interrupted
+from surespec.input_files import read_input
+from surespec.recipe.read import MAX_BYTES, read_recipe
 from surespec.rules import policy as find_policy
 from surespec.store import Bundle, utc_now
 from surespec.tune_existing import check_existing, leave_running
@@ -94,9 +98,21 @@ def tune(
             judgement = _conclude(goal, history, plan, engine, out_of_time)
             bundle.write_judgement(judgement)
             bundle.event("judged", verdict=judgement.verdict, arm=judgement.arm)
+            if options.recipe and judgement.verdict in ("keep", "disable"):
+                _say_apply(options, judgement, progress)
             if options.apply:
                 leave_running(hand_over, judgement, progress.note)
     return judgement
+
+
+def _say_apply(options: TuneOptions, judgement: Judgement, progress: TuneProgress) -> None:
+    """How to write the verdict into the recipe, where it differs from what stands there."""
+    recipe = read_recipe(Path(options.recipe or ""), service=options.service)
+    if judgement.verdict == "disable" and not recipe.speculates:
+        return
+    out = shell_text([str(options.out)])
+    what = "it" if judgement.verdict == "keep" else "the recipe without speculation"
+    progress.note(f"To write {what} into {options.recipe}: surespec apply {out} (and surespec undo {out} to go back).")
 
 
 class _History:
@@ -126,14 +142,27 @@ class _History:
 
 def _create(plan: TunePlan) -> Bundle:
     chosen = replace(plan.options, num_prompts=plan.num_prompts, output_len=plan.output_len)
-    bundle = Bundle.create(chosen.out, {"options": chosen.stored(), "machine": machine()})
+    fixed = {"recipe_sha256": _recipe_hash(chosen)} if chosen.recipe else {}
+    bundle = Bundle.create(chosen.out, {"options": chosen.stored(), "machine": machine(), **fixed})
     bundle.write_arms(plan.arms)
     return bundle
 
 
 def _resumed_plan(options: TuneOptions) -> TunePlan:
-    stored = Bundle.open(options.out).manifest.get("options")
-    return plan_tune(options.restored(stored if isinstance(stored, dict) else {}))
+    manifest = Bundle.open(options.out).manifest
+    stored = manifest.get("options")
+    restored = options.restored(stored if isinstance(stored, dict) else {})
+    if restored.recipe and manifest.get("recipe_sha256") != _recipe_hash(restored):
+        raise ConfigError(
+            f"{restored.recipe} was changed since the run in {options.out} began, so its launches cannot be compared.",
+            hint="Put it back (surespec undo, if apply changed it), or begin another run.",
+        )
+    return plan_tune(restored)
+
+
+def _recipe_hash(options: TuneOptions) -> str:
+    data = read_input(Path(options.recipe or ""), what="a recipe", most_bytes=MAX_BYTES, hint="Name the recipe.")
+    return hashlib.sha256(data).hexdigest()
 
 
 def _launch_all(
@@ -212,6 +241,8 @@ def _conclude(goal: Goal, history: _History, plan: TunePlan, engine: Engine, out
             goal, view, best, command=shell_text(engine.command(best)), baseline_command=baseline_command
         )
     warnings = [*judgement.warnings, *_other_warnings(goal, view, best)]
+    if isinstance(engine, RecipeEngine) and engine.utilization is not None:
+        judgement = judgement.model_copy(update={"gpu_memory_utilization": engine.utilization})
     if out_of_time and judgement.verdict == "inconclusive":
         warnings.append(f"The budget of {plan.options.budget_s:.0f} s was spent before the verdict was safe.")
     warnings += history.bundle.problems

@@ -12,8 +12,10 @@ from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
 from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
 from surespec.engines.base import shell_text
+from surespec.engines.from_recipe import own_arm, recipe_engine
 from surespec.engines.pace import Pace
 from surespec.errors import ConfigError, UsageError
+from surespec.recipe.read import read_recipe
 from surespec.rules import policy as find_policy
 from surespec.tune_drafters import KnownDrafters, known_drafters
 
@@ -36,8 +38,9 @@ class TuneOptions:
     """What to tune and with what. None means: chosen for you (``num_prompts``, ``output_len``), or found by the model's
     name (``eagle3_head``), or none (``draft_model``). ``methods`` limits the drafters tried. ``engine_python`` and
     ``engine_program`` are the interpreter or the program of an engine, ``max_model_len`` its context in tokens.
-    ``managed``: a person starts each arm at ``endpoint``. ``stop_existing``: stop a server that runs already, and start
-    it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
+    ``recipe`` is the file (absolute) whose deployment is tuned, ``service`` one of several in it; they say model and
+    engine. ``managed``: a person starts each arm at ``endpoint``. ``stop_existing``: stop a server that runs already,
+    and start it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
 
     ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
     further launch begins.
@@ -45,6 +48,8 @@ class TuneOptions:
 
     model: str = DEFAULT_MODEL
     engine: str = "local"
+    recipe: str | None = None
+    service: str | None = None
     precision: str = "fp32"
     concurrency: tuple[int, ...] = (1, 8)
     policy: str = "jetson"
@@ -72,6 +77,14 @@ class TuneOptions:
         find_policy(self.policy)
         if self.engine not in ENGINES:
             raise ConfigError(f"--engine {self.engine}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
+        if self.recipe is not None:
+            for flag, value in (
+                ("--engine-python", self.engine_python),
+                ("--engine-program", self.engine_program),
+                ("--max-model-len", self.max_model_len),
+            ):
+                if value is not None:
+                    raise UsageError(f"{flag} {value}: with --recipe the recipe says it.", hint="Change it there.")
         for flag, value, engines in (
             ("--engine-python", self.engine_python, ("vllm", "sglang", "trtllm")),
             ("--engine-program", self.engine_program, ("llamacpp",)),
@@ -203,6 +216,7 @@ def plan_tune(options: TuneOptions) -> TunePlan:
 
     Raises UsageError, InputFileError for a prompts file, or ModelError when there is no such model.
     """
+    options = with_recipe(options)
     options.check()
     known = known_drafters(options.model, options.engine, options.eagle3_head, options.draft_model)
     engine = engine_for(options)
@@ -223,12 +237,27 @@ def plan_tune(options: TuneOptions) -> TunePlan:
     )
 
 
+def with_recipe(options: TuneOptions) -> TuneOptions:
+    """The options with model and engine as the recipe says. Raises InputFileError or UsageError for a recipe that
+    cannot be tuned."""
+    if options.recipe is None:
+        return options
+    recipe = read_recipe(Path(options.recipe), service=options.service)
+    if options.managed:
+        return replace(options, engine=recipe.engine, model=recipe.model)
+    engine = recipe_engine(recipe)
+    return replace(options, engine=engine.name, model=engine.target)
+
+
 def engine_for(options: TuneOptions) -> Engine:
     """The engine these options ask for. Raises ConfigError, ModelError or EngineError when it cannot be had."""
+    recipe = read_recipe(Path(options.recipe), service=options.service) if options.recipe else None
     if options.endpoint is not None:
         from surespec.engines.endpoint import managed_engine
 
-        return managed_engine(options.engine, options.model, options.endpoint)
+        return managed_engine(options.engine, options.model, options.endpoint, recipe)
+    if recipe is not None:
+        return recipe_engine(recipe)
     settings = EngineSettings(
         python=Path(options.engine_python) if options.engine_python else None,
         program=Path(options.engine_program) if options.engine_program else None,
@@ -242,6 +271,9 @@ def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[t
     """The baseline and the drafters this engine can run, and why others are left out."""
     named = replace(options, draft_model=engine.drafter(known.draft_model) if known.draft_model else None)
     probes = probe_arms(named, engine.drafter(known.eagle3_head) if known.eagle3_head else None)
+    recipe = getattr(engine, "recipe", None)
+    if recipe is not None and (own := own_arm(recipe)) is not None:  # what it does now, before anything else
+        probes = (own, *(probe for probe in probes if probe.method != own.method))
     refused = {probe.name: why for probe in probes if (why := engine.refusal(probe))}
     arms = tuple(probe for probe in probes if probe.name not in refused)
     if not arms:

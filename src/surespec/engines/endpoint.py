@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from surespec.bench.client import normalise_endpoint, shown
 from surespec.core import Arm
@@ -26,6 +27,8 @@ from surespec.engines.failures import Failure, Moment, Remedy, classify
 from surespec.engines.pace import Pace
 from surespec.errors import EngineError, SurespecError
 from surespec.probe import probe_endpoint
+from surespec.recipe.base import Recipe
+from surespec.recipe.patch import patch_recipe
 
 WAIT_S = 3600.0
 POLL_S = 1.0
@@ -98,6 +101,7 @@ class ManagedEngine:
     model: str
     endpoint: str
     version: str = ""
+    recipe: Recipe | None = None
     wait_s: float = WAIT_S
     sleep: Callable[[float], None] = time.sleep
     _last: Seen | None = field(default=None, init=False)
@@ -133,14 +137,25 @@ class ManagedEngine:
         """The command in vLLM's words; the user's own flags come beside these."""
         parts = urllib.parse.urlsplit(self.endpoint)
         argv = ["vllm", "serve", self.model, "--port", str(parts.port or (443 if parts.scheme == "https" else 80))]
-        if arm.speculative_config is not None:
-            config = dialect.gate(arm.speculative_config, self.version).config
+        if (config := self._config(arm)) is not None:
             argv += ["--speculative-config", compact_json(config)]
         return argv
 
+    def _config(self, arm: Arm) -> dict[str, Any] | None:
+        if arm.speculative_config is None:
+            return None
+        return dict(dialect.gate(arm.speculative_config, self.version).config)
+
     def instruction(self, arm: Arm) -> str:
-        """What a person has to do now, with the command on a line of its own."""
+        """What a person has to do now, with the command on a line of its own, or the change of the recipe."""
         how = "without --speculative-config" if arm.is_baseline else f"as {arm.name}"
+        if self.recipe is not None:
+            diff = patch_recipe(self.recipe, self._config(arm)).diff
+            change = f"with this change of {self.recipe.path}:\n{diff}" if diff else f"by {self.recipe.path} as it is."
+            return (
+                f"Now (re)start the server at {self.endpoint} {how}, {change.rstrip()}\n"
+                "surespec goes on when it answers."
+            )
         return (
             f"Now (re)start the server at {self.endpoint} {how}, with the other flags you use; "
             f"surespec goes on when it answers:\n  {shell_text(self.command(arm))}"
@@ -183,14 +198,15 @@ class ManagedEngine:
         return seen, ""
 
 
-def managed_engine(engine: str, model: str, endpoint: str) -> ManagedEngine:
-    """The engine behind an endpoint; its version is asked for if it runs already. Raises UsageError for no URL."""
+def managed_engine(engine: str, model: str, endpoint: str, recipe: Recipe | None = None) -> ManagedEngine:
+    """The engine behind an endpoint; its version is asked for if it runs already, else the recipe tells it. Raises
+    UsageError for no URL."""
     root = shown(normalise_endpoint(endpoint))
     try:
         version = probe_endpoint(root).version
     except SurespecError:
         version = ""
-    return ManagedEngine(engine, model, root, version)
+    return ManagedEngine(engine, model, root, version or (recipe.engine_version if recipe else ""), recipe)
 
 
 def _get(root: str, path: str) -> str | None:

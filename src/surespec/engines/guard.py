@@ -1,8 +1,9 @@
-"""A program of its own, for Linux: ``python -I -S guard.py PARENT_PID COMMAND ...``. Standard library only.
+"""A program of its own, for Linux: ``python -I -S guard.py PARENT_PID N CLEANUP*N COMMAND ...``. Standard library only.
 
 It starts the command in its own process group and ends as the command ends. When surespec (the parent) is killed, the
 kernel tells the guard, which kills the whole group: a server killed alone would leave its workers, with all their
-memory, behind (vLLM's ``VLLM::EngineCore`` outlives its parent for ever).
+memory, behind (vLLM's ``VLLM::EngineCore`` outlives its parent for ever). What no signal reaches, a container, the
+cleanup command removes then.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(parent: int, command: list[str]) -> NoReturn:
+def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
     """Run the command until it ends; leaves with its exit code, or by the signal that ended it."""
 
     def parent_may_be_gone(_number: int, _frame: object) -> None:
         """SIGTERM: sent to the whole group by surespec (then the server ends by itself), or by the kernel."""
         if os.getppid() != parent:
+            clean_up(cleanup)
             os.killpg(0, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, parent_may_be_gone)
@@ -54,5 +56,22 @@ def main(parent: int, command: list[str]) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
+def clean_up(cleanup: list[str]) -> None:
+    """Start the cleanup command in a session of its own, which outlives the group; returns when it has begun."""
+    if not cleanup:
+        return
+    told, tell = os.pipe()  # closed by exec
+    if os.fork() != 0:
+        os.close(tell)
+        os.read(told, 1)
+        return
+    os.setsid()
+    try:
+        os.execvp(cleanup[0], cleanup)
+    finally:
+        os._exit(127)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    first = 3 + int(sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[3:first], sys.argv[first:])

@@ -28,13 +28,16 @@ from surespec.engines import guard
 from surespec.engines.base import StageHook
 from surespec.engines.failures import Failure, Moment, classify
 from surespec.engines.log_tail import clean, last_meaningful, read_tail, redact_file
-from surespec.engines.ready import stream_once
+from surespec.engines.ready import speaks_http, stream_once
 from surespec.errors import EngineError, PortInUseError
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
 STOP_GRACE_S = 10.0
 KILL_GRACE_S = 5.0
+CLEANUP_S = 60.0
+MEMORY_BACK_S = 10.0
+MEMORY_SLACK = 0.05
 
 _running: set[ServerProcess] = set()
 
@@ -45,13 +48,22 @@ class ServerProcess:
     ``pid`` is that of the group's leader: the guard on Linux, the server itself elsewhere.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log_path: Path, engine: str = "") -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        port: int,
+        log_path: Path,
+        engine: str = "",
+        cleanup: Sequence[str] = (),
+    ) -> None:
         self.endpoint = f"http://{HOST}:{port}"
         self.pid = process.pid
         self.start_duration_s = 0.0
         self._process = process
         self._port = port
         self._engine = engine
+        self._cleanup = list(cleanup)
+        self._memory_before = psutil.virtual_memory().available
         self.log_path = log_path
         _running.add(self)
 
@@ -75,10 +87,22 @@ class ServerProcess:
                     hint=f"Look at it with: ps -g {self.pid}",
                 )
         _running.discard(self)
+        if self._cleanup:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(self._cleanup, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLEANUP_S)
         deadline = time.monotonic() + KILL_GRACE_S
         while not port_is_free(self._port) and time.monotonic() < deadline:
             time.sleep(POLL_S)
+        self._wait_for_memory()
         redact_file(self.log_path)
+
+    def _wait_for_memory(self) -> None:
+        """Until the machine has about the memory it had before, for a while. On a Jetson it is the GPU's too, and a
+        next server that starts too early finds too little."""
+        deadline = time.monotonic() + MEMORY_BACK_S
+        wanted = self._memory_before - MEMORY_SLACK * psutil.virtual_memory().total
+        while psutil.virtual_memory().available < wanted and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     def last_words(self) -> str:
         """The last meaningful line of the log, and the signal that ended the server, if one did."""
@@ -127,13 +151,16 @@ def start_server(
     timeout_s: float,
     engine: str = "",
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    cleanup: Sequence[str] = (),
     on_stage: StageHook | None = None,
     stage_of: Callable[[str], str | None] | None = None,
 ) -> ServerProcess:
     """Run ``argv`` as a server on ``port`` and wait until a streamed chat request gives a token.
 
     ``engine`` is its name in ``rules/failures.toml``. Its output goes to ``log_path``; ``env`` is added to the
-    environment; ``stage_of`` reads from a line of the log what the engine is doing now. Whatever goes wrong, Ctrl-C
+    environment; ``cleanup`` is a command that removes what no signal reaches (a container), run when the server has
+    been stopped; ``stage_of`` reads from a line of the log what the engine is doing now. Whatever goes wrong, Ctrl-C
     included, the process is ended first. Raises PortInUseError, or EngineError with the reason found in the log.
     """
     stage = on_stage or (lambda _text: None)
@@ -145,7 +172,7 @@ def start_server(
         )
     stage("starting")
     begun = time.monotonic()
-    server = ServerProcess(_spawn(argv, log_path, env), port, log_path, engine)
+    server = ServerProcess(_spawn(argv, log_path, env, cwd, cleanup), port, log_path, engine, cleanup)
     try:
         with log_path.open("rb") as log:
             _wait_until_listening(server, port, begun + timeout_s, stage, _LogStages(log, stage_of, stage))
@@ -209,9 +236,12 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _spawn(argv: Sequence[str], log_path: Path, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    argv: Sequence[str], log_path: Path, env: Mapping[str, str] | None, cwd: Path | None, cleanup: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """The process, in a session of its own, tied to this one's life where the system can."""
-    guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *argv]
+    watch = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(len(cleanup)), *cleanup]
+    guarded = [*watch, *argv]
     try:
         with log_path.open("ab") as log:
             return subprocess.Popen(
@@ -220,6 +250,7 @@ def _spawn(argv: Sequence[str], log_path: Path, env: Mapping[str, str] | None) -
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                cwd=cwd,
                 start_new_session=True,
             )
     except OSError as error:
@@ -251,12 +282,13 @@ class _LogStages:
 def _wait_until_listening(
     server: ServerProcess, port: int, deadline: float, stage: StageHook, stages: _LogStages
 ) -> None:
-    """Until something accepts connections on the port."""
+    """Until something speaks HTTP on the port: docker accepts connections for a container that does not listen yet."""
     stage("loading")
     while True:
         stages.read()
         _check_alive(server, deadline, "start")
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            speaks_http(HOST, port)
             return
         time.sleep(POLL_S)
 

@@ -8,6 +8,17 @@ import os
 from collections.abc import Iterator
 
 REQUEST_TIMEOUT_S = 120.0
+LISTEN_TIMEOUT_S = 10.0
+
+
+def speaks_http(host: str, port: int) -> None:
+    """Return when something answers, whatever it answers. Raises OSError or http.client.HTTPException."""
+    connection = http.client.HTTPConnection(host, port, timeout=LISTEN_TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/models")
+        connection.getresponse().read(1)
+    finally:
+        connection.close()
 
 
 def stream_once(host: str, port: int, key: str = "") -> str | None:

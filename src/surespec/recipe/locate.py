@@ -60,7 +60,7 @@ class Server:
     """A server found in a recipe. ``args`` are the engine's own; ``program`` the words that name it.
 
     ``entry`` is the program the image starts by itself when another (``head``) is given to it all the same, a mistake.
-    ``image_arg`` is None outside containers. ``env`` are the names set for it.
+    ``env`` are the names set for it; ``words`` the whole command that starts it (with docker and all), where it is one.
     """
 
     engine: str
@@ -75,6 +75,7 @@ class Server:
     env: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
     context: str = "shell"
+    words: tuple[Arg, ...] = ()
 
 
 def image_engine(image: str) -> tuple[str, tuple[str, ...]]:
@@ -107,15 +108,25 @@ def servers_in(words: Sequence[Arg], source: Source) -> list[Server]:
         return []
     docker = _docker(words)
     if docker is None:
-        return command_servers(words, source)
+        found_here = command_servers(words, source)
+        return [s if s.words else replace(s, words=tuple(words)) for s in found_here]
     found, rest = docker
-    entry = [_tail(arg, value) for n, arg, value in found.options if n == "--entrypoint" and value][-1:]
+    entry = [tail(arg, value) for n, arg, value in found.options if n == "--entrypoint" and value][-1:]
     name = next(iter(found.values("--name")), "")
     env = tuple(v.partition("=")[0] for v in found.values("--env", "-e"))
     ports = tuple(found.values("--publish", "-p"))
     got = container_servers(found.image.text, rest, source, entry, _container_env(found))
     return [
-        replace(s, docker=found, image=found.image.text, name=name, offset=words[0].span[0], env=env, ports=ports)
+        replace(
+            s,
+            docker=found,
+            image=found.image.text,
+            name=name,
+            offset=words[0].span[0],
+            env=env,
+            ports=ports,
+            words=tuple(words),
+        )
         for s in got
     ]
 
@@ -154,7 +165,7 @@ def container_servers(
     return []
 
 
-def _tail(arg: Arg, value: str) -> Arg:
+def tail(arg: Arg, value: str) -> Arg:
     """The last characters of an option: its value after ``=``."""
     return replace(arg, chars=arg.chars[len(arg.chars) - len(value) :])
 
@@ -165,7 +176,7 @@ def _container_env(docker: Docker) -> Variables:
     for name, arg, value in docker.options:
         key, equals, text = value.partition("=")
         if name in ("--env", "-e") and equals and not arg.unknown:
-            env.set(key, _tail(arg, text).chars)
+            env.set(key, tail(arg, text).chars)
     return env
 
 

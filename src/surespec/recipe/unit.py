@@ -54,6 +54,19 @@ def unit_servers(source: Source) -> tuple[Kind, list[Server], list[Diagnosis]]:
     return "systemd", found, []
 
 
+def unit_settings(source: Source) -> tuple[dict[str, str], str]:
+    """``Environment=`` as it ends up, and ``WorkingDirectory=`` (empty without one)."""
+    env: dict[str, str] = {}
+    folder = ""
+    for section, key, value in _entries(source):
+        if section == "Service" and key == "Environment":
+            pairs = [arg.text.partition("=") for arg in _words(value, source, None)]
+            env |= {name: text for name, equals, text in pairs if equals}
+        elif section == "Service" and key == "WorkingDirectory":
+            folder = text_of(value).strip().removeprefix("-")
+    return env, folder
+
+
 def _entries(source: Source) -> Iterator[tuple[str, str, Chars]]:
     """(section, key, value) of the unit. A backslash at a line's end joins the next; comments between do not count."""
     section, code, at = "", source.chars(), 0
