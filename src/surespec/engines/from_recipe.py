@@ -24,6 +24,7 @@ from surespec.dialects import vllm as vllm_dialect
 from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
+from surespec.engines.hf_target import misfit
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import ask
@@ -107,7 +108,9 @@ class RecipeEngine:
                 f"{arm.name} is left out: {model} is a folder that the container cannot see. "
                 f"Add -v {shlex.quote(model)}:{shlex.quote(model)}:ro to its docker run."
             )
-        return ""
+        outside = self._outside(model) if model else None
+        seen = arm.model_copy(update={"speculative_config": {"model": outside}}) if outside else arm
+        return misfit(seen, self.target)
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """The program has to be here; models are the recipe's affair."""

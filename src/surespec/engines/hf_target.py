@@ -7,13 +7,30 @@ from pathlib import Path
 
 from surespec.core import Arm
 from surespec.engines.base import FetchHook
-from surespec.errors import ModelError
+from surespec.errors import ModelError, SurespecError
 from surespec.fetch import PACKAGED_HEADS, fetch, hf_folder, known_models, packaged_head
+from surespec.models.resolve import from_path, resolve
+from surespec.plan.heads import brought
+from surespec.plan_nouns import Refusal
 
 
 def drafter_of(name: str) -> str:
     """What the engine is told for a head or draft: the folder of what surespec knows, else as ``target_of``."""
-    return str(packaged_head(name)) if name in PACKAGED_HEADS else target_of(name, "--draft-model")
+    return str(packaged_head(name)) if name in PACKAGED_HEADS else target_of(name, "drafter")
+
+
+def misfit(arm: Arm, target: str) -> str:
+    """Why a drafter that lies here does not fit the target, by their configurations (H3, H4), one sentence; empty when
+    it fits or cannot be told. Engines find it out late: vLLM loads a head of another size and dies at its first draft.
+    """
+    named = str((arm.speculative_config or {}).get("model", ""))
+    if not named or not Path(named).is_dir():
+        return ""
+    try:
+        found = brought(from_path(Path(named)), resolve(target))
+    except SurespecError:
+        return ""
+    return f"{arm.name} is left out: {found.why} ({found.rule})" if isinstance(found, Refusal) else ""
 
 
 def fetch_folders(target: str, arms: Sequence[Arm], progress: FetchHook) -> None:

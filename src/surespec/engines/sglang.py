@@ -17,7 +17,7 @@ from surespec.dialects import sglang as dialect
 from surespec.engines.arm_words import deployment_of, mended_settings
 from surespec.engines.base import DEFAULT_PORT, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
-from surespec.engines.hf_target import drafter_of, fetch_folders, target_of
+from surespec.engines.hf_target import drafter_of, fetch_folders, misfit, target_of
 from surespec.engines.pace import Pace
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import PythonEnv, ask, find_env
@@ -74,7 +74,7 @@ class SglangEngine:
             return (
                 f"{arm.name} is left out: SGLang's speculation needs its CUDA kernels (sgl_kernel), and this is a CPU."
             )
-        return ""
+        return misfit(arm, self.target)
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """Make the Hugging Face folder of a known model. What is on Hugging Face it fetches itself."""

@@ -19,7 +19,7 @@ from surespec.dialects import trtllm as dialect
 from surespec.engines.arm_words import deployment_of, mended_settings
 from surespec.engines.base import DEFAULT_PORT, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
-from surespec.engines.hf_target import drafter_of, fetch_folders, target_of
+from surespec.engines.hf_target import drafter_of, fetch_folders, misfit, target_of
 from surespec.engines.pace import Pace
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.errors import ConfigError, EngineError
@@ -61,9 +61,11 @@ class TrtllmEngine:
 
     def refusal(self, arm: Arm) -> str:
         """Methods it has no decoding type for."""
-        if arm.is_baseline or arm.method in methods_of("trtllm"):
+        if arm.is_baseline:
             return ""
-        return f"{arm.name} is left out: TensorRT-LLM has no {arm.method}."
+        if arm.method not in methods_of("trtllm"):
+            return f"{arm.name} is left out: TensorRT-LLM has no {arm.method}."
+        return misfit(arm, self.target)
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """Make the Hugging Face folder of a known model. What is on Hugging Face it fetches itself."""

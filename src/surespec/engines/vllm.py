@@ -23,7 +23,7 @@ from surespec.dialects.base import compact_json
 from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
-from surespec.engines.hf_target import drafter_of, fetch_folders, target_of
+from surespec.engines.hf_target import drafter_of, fetch_folders, misfit, target_of
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import PythonEnv, find_env
@@ -102,7 +102,7 @@ class VllmEngine:
             problem = dialect.eagle3_target_problem(model_type.model_type, self.env.version) if model_type else ""
             if problem:
                 return f"{arm.name} is left out: {problem}."
-        return ""
+        return misfit(arm, self.target)
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """Make the Hugging Face folder of a known model. What is on Hugging Face vLLM fetches itself."""
