@@ -1,4 +1,4 @@
-"""SGLang's own argument parser on the flags surespec writes. It needs no GPU, only an environment that has SGLang.
+"""SGLang on a CPU: its argument parser on the flags surespec writes, its server, and its failure with speculation.
 
 Name its interpreter in ``SURESPEC_SGLANG_PYTHON``; without one (and none found) the tests are skipped.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surespec.bench.runner import BenchOptions, bench
 from surespec.core import BASELINE, Arm
 from surespec.engines.base import EngineSettings
 from surespec.engines.failures import classify
@@ -80,3 +83,25 @@ def test_speculation_on_a_cpu_is_refused_before_it_fails(engine: SglangEngine) -
         pytest.skip("this SGLang has a GPU build of torch")
     assert "sgl_kernel" in engine.refusal(make_arm("ngram", 4))
     assert replace(engine, cpu=False).refusal(make_arm("ngram", 4)) == ""
+
+
+def test_its_server_is_measured_without_speculation(engine: SglangEngine, tmp_path: Path) -> None:
+    server = engine.start(BASELINE, tmp_path / "server.log")
+    try:
+        wanted = BenchOptions(server.endpoint, concurrency=(1,), prompts="copy", num_prompts=2, output_len=16)
+        result = bench(wanted)
+        page = urllib.request.urlopen(f"{server.endpoint}/metrics", timeout=20).read().decode()
+    finally:
+        server.stop()
+    assert result.runs[0].failed == 0
+    assert "sglang:" in page
+    assert result.acceptance is None, "it speculates nothing, so there is no record of acceptance"
+
+
+def test_speculation_on_a_cpu_really_fails_and_is_recognised(engine: SglangEngine, tmp_path: Path) -> None:
+    """Past surespec's own refusal: its kernels are not there."""
+    with pytest.raises(EngineError) as caught:
+        engine.start(make_arm("ngram", 4), tmp_path / "server.log")
+    failure = caught.value.failure
+    assert failure is not None and failure.kind == "no_kernel", failure
+    assert "sgl_kernel" in failure.sentence + failure.evidence

@@ -1,5 +1,6 @@
 """vLLM on this machine's CPU, driven for real: `make test-real`. Each server start takes half a minute or more."""
 
+import http.client
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import save_file
 
@@ -18,10 +20,14 @@ from surespec.bench.runner import BenchOptions, bench
 from surespec.core import BASELINE
 from surespec.dialects.vllm import field_problem
 from surespec.engines import EngineSettings, make_engine
+from surespec.engines.existing import find_existing
 from surespec.engines.process import free_port, port_is_free, start_server
+from surespec.engines.ready import stream_once
 from surespec.errors import EngineError, Interrupted, PortInUseError, UsageError
 from surespec.fetch import fetch, packaged_head
 from surespec.planning import PlanRequest, make_plan
+from surespec.recipe import read_recipe
+from surespec.recipe.command import command_of
 from surespec.rules import load_topic
 from surespec.store import Bundle
 from surespec.tune import tune
@@ -349,6 +355,52 @@ def test_stopped_while_it_starts(options):
     assert time.monotonic() - begun < 300
     bundle = Bundle.open(options().out)
     assert [launch.status for launch in bundle.launches()] == ["interrupted"]
+
+
+def test_the_running_server_of_a_recipe_makes_room_and_comes_back(vllm, model, tmp_path):
+    """The user's own command: refused beside the running server, tuned in its place, and then it runs as it did."""
+    port = free_port()
+    recipe = tmp_path / "serve.sh"
+    recipe.write_text(
+        "export VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1\n"
+        f"exec {vllm.env.python} -m vllm.entrypoints.openai.api_server --model {model} \\\n"
+        f"  --host 127.0.0.1 --port {port} --served-model-name small \\\n"
+        "  --dtype float32 --enforce-eager --max-model-len 2048\n"
+    )
+    with (tmp_path / "user.log").open("wb") as log:
+        user = subprocess.Popen(["bash", str(recipe)], stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for_answer(port)
+        wanted = TuneOptions(
+            recipe=str(recipe), methods=("ngram",), concurrency=(1,), prompts="copy", num_prompts=3, output_len=32,
+            budget_s=60.0, out=tmp_path / "run",
+        )  # fmt: skip
+        with pytest.raises(EngineError, match="carries one model at a time"):
+            tune(wanted)
+        judged = tune(replace(wanted, stop_existing=True))
+        assert [launch.status for launch in judged.launches[:2]] == ["ok", "ok"], judged.launches
+        assert judged.lossless is not False
+        assert user.wait(timeout=60) is not None, "the old process made room"
+        wait_for_answer(port)
+        back = [found for found in find_existing() if found.port == port]
+        assert len(back) == 1 and tuple(back[0].argv) == command_of(read_recipe(recipe), os.environ).words
+    finally:
+        for found in find_existing():
+            if found.port == port:
+                psutil.Process(found.pid).terminate()
+                psutil.wait_procs([psutil.Process(found.pid)], timeout=60)
+
+
+def wait_for_answer(port):
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        try:
+            if stream_once("127.0.0.1", port) is None:
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(1)
+    raise AssertionError(f"nothing answered on port {port}")
 
 
 def test_surespec_killed_leaves_no_engine(vllm, tmp_path):
