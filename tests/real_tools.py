@@ -35,7 +35,8 @@ def _marked(mark: str) -> Iterator[psutil.Process]:
     """Processes whose environment, inherited when they were started, has the mark."""
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(_MARK) == mark:
+            ended = process.status() == psutil.STATUS_ZOMBIE  # and waits for whoever adopted it
+            if process.pid != os.getpid() and not ended and process.environ().get(_MARK) == mark:
                 yield process
         except psutil.Error:
             continue

@@ -154,7 +154,7 @@ def undo(place: Path) -> tuple[Path, bool]:
     folder = _folder_of(place)
     journal = _journal(folder)
     if journal is None:
-        raise BundleError(f"There is nothing to undo for {place}.", hint="Name the folder or recipe of surespec apply.")
+        raise BundleError(f"{place}: nothing to undo here.", hint="Name the folder or recipe of surespec apply.")
     path = Path(journal["recipe"])
     original = _read(folder / "original")
     if _hash(original) != journal["original_sha256"]:

@@ -6,7 +6,10 @@ Results go to stdout, progress and messages to stderr. Everything heavy is impor
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -300,6 +303,7 @@ def main() -> NoReturn:
     try:
         # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
         code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
     except SurespecError as exc:
         _say_error(str(exc))
         code = exc.exit_code
@@ -307,6 +311,7 @@ def main() -> NoReturn:
         _say_error("Interrupted.")
         code = 1
     except BrokenPipeError:
+        _drop_stdout()
         code = 1
     except Exception as exc:
         code = _report_other(exc)
@@ -322,17 +327,25 @@ def _report_other(exc: Exception) -> int:
     if type(exc).__name__ == "Abort":
         _say_error("Interrupted.")
         return 1
+    if isinstance(exc, OSError) and exc.filename is None and exc.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        _drop_stdout()
+        _say_error(f"The output cannot be written: {exc.strerror}.", "Free some room, or send it elsewhere.")
+        return 1
     _say_error(
         f"surespec itself failed: {type(exc).__name__}: {exc}.",
         "This is a bug in surespec; with SURESPEC_DEBUG=1 it shows where.",
     )
-    import os
-
     if os.environ.get("SURESPEC_DEBUG"):
         import traceback
 
         traceback.print_exception(exc)
     return 1
+
+
+def _drop_stdout() -> None:
+    """What is left in the buffer goes nowhere, so that the interpreter does not fail on it again at its end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _as_interrupt(_signum: int, _frame: object) -> NoReturn:

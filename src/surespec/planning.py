@@ -61,7 +61,11 @@ def make_plan(request: PlanRequest) -> Plan:
         device = _with_running_server(device)
     runtime = _runtime(request, facts, server, device)
     target = resolve(name, offline=request.offline)
-    given = [brought(resolve(request.drafter, offline=request.offline), target)] if request.drafter else None
+    given = (
+        [brought(resolve(request.drafter, offline=request.offline, flag="--drafter"), target)]
+        if request.drafter
+        else None
+    )
     return plan(device, runtime, target, _options(request, facts, server, runtime), drafters=given)
 
 

@@ -20,7 +20,8 @@ from surespec.engines.failures import classify
 from surespec.engines.llamacpp import LlamaCppEngine, find_build, make_llamacpp
 from surespec.engines.log_tail import read_tail
 from surespec.errors import EngineError, SurespecError
-from surespec.tune_plan import make_arm, with_k
+from surespec.tune import tune as run_tune
+from surespec.tune_plan import TuneOptions, make_arm, with_k
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 MODEL = "smollm2-135m"
@@ -118,6 +119,17 @@ def test_a_whole_tune_on_copy_prompts(engine: LlamaCppEngine, tmp_path: Path) ->
     if document["verdict"] == "keep":
         assert "--spec-type ngram-simple" in document["command"]
         assert ratio["low"] > 1
+
+
+def test_a_draft_as_large_as_its_target_is_disabled(engine: LlamaCppEngine, tmp_path: Path) -> None:
+    """The honest no: every draft is accepted, and each drafted token costs what a token costs."""
+    options = TuneOptions(
+        engine="llamacpp", model=MODEL, draft_model=MODEL, methods=("draft_model",), concurrency=(1,), prompts="chat",
+        num_prompts=8, output_len=48, budget_s=600, out=tmp_path / "run",
+    )  # fmt: skip
+    judged = run_tune(options)
+    assert judged.verdict == "disable", judged.why
+    assert judged.ratios["c1"].throughput_tok_s.estimate < 1.1
 
 
 def test_k_of_a_predicted_arm_is_launched(engine: LlamaCppEngine) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import save_file
 
@@ -21,6 +20,7 @@ from surespec.core import BASELINE
 from surespec.dialects.vllm import field_problem
 from surespec.engines import EngineSettings, make_engine
 from surespec.engines.existing import find_existing
+from surespec.engines.handover import stop_tree
 from surespec.engines.process import free_port, port_is_free, start_server
 from surespec.engines.ready import stream_once
 from surespec.errors import EngineError, Interrupted, PortInUseError, UsageError
@@ -367,28 +367,28 @@ def test_the_running_server_of_a_recipe_makes_room_and_comes_back(vllm, model, t
         f"  --host 127.0.0.1 --port {port} --served-model-name small \\\n"
         "  --dtype float32 --enforce-eager --max-model-len 2048\n"
     )
-    with (tmp_path / "user.log").open("wb") as log:
-        user = subprocess.Popen(["bash", str(recipe)], stdout=log, stderr=log, start_new_session=True)
+    # Started as a person would, from a shell that is gone: it is no child of this process.
+    subprocess.run(["bash", "-c", f"setsid bash {recipe} > {tmp_path}/user.log 2>&1 &"], check=True)
     try:
         wait_for_answer(port)
+        before = next(found for found in find_existing() if found.port == port)
         wanted = TuneOptions(
             recipe=str(recipe), methods=("ngram",), concurrency=(1,), prompts="copy", num_prompts=3, output_len=32,
-            budget_s=60.0, out=tmp_path / "run",
+            budget_s=100.0, out=tmp_path / "run",
         )  # fmt: skip
         with pytest.raises(EngineError, match="carries one model at a time"):
             tune(wanted)
         judged = tune(replace(wanted, stop_existing=True))
         assert [launch.status for launch in judged.launches[:2]] == ["ok", "ok"], judged.launches
         assert judged.lossless is not False
-        assert user.wait(timeout=60) is not None, "the old process made room"
         wait_for_answer(port)
         back = [found for found in find_existing() if found.port == port]
-        assert len(back) == 1 and tuple(back[0].argv) == command_of(read_recipe(recipe), os.environ).words
+        assert len(back) == 1 and back[0].pid != before.pid, "the old process made room and came back"
+        assert tuple(back[0].argv) == command_of(read_recipe(recipe), os.environ).words
     finally:
         for found in find_existing():
             if found.port == port:
-                psutil.Process(found.pid).terminate()
-                psutil.wait_procs([psutil.Process(found.pid)], timeout=60)
+                stop_tree(found.pid)
 
 
 def wait_for_answer(port):

@@ -144,7 +144,7 @@ class HandOver:
         self._tell(f"Stopping {server.label}; it is started again at the end.")
         forced = False
         if server.container is None:
-            forced = _stop_tree(server.pid)
+            forced = stop_tree(server.pid)
         else:
             done = subprocess.run(record["stop"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
             if done.returncode:
@@ -212,7 +212,7 @@ def _start_restorer() -> subprocess.Popen[bytes]:
     )
 
 
-def _stop_tree(pid: int) -> bool:
+def stop_tree(pid: int) -> bool:
     """End a server and what it started; whether SIGKILL was needed."""
     try:
         top = psutil.Process(pid)

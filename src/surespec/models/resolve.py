@@ -22,14 +22,14 @@ def from_path(path: Path) -> Model:
     )
 
 
-def resolve(name: str, *, offline: bool = False) -> Model:
-    """The facts of a model by path, bundled id or alias, or Hugging Face id, in this order.
+def resolve(name: str, *, offline: bool = False, flag: str = "--model") -> Model:
+    """The facts of a model by path, bundled id or alias, or Hugging Face id, in this order. ``flag`` named it.
 
     Only configuration and headers are read, never tensors. Raises UsageError for a name that cannot be one, ModelError
     or FetchError when its facts cannot be had.
     """
     if not name.strip():
-        raise UsageError("--model is empty.", hint="Give a folder, a .gguf file or an id such as Qwen/Qwen3-8B.")
+        raise UsageError(f"{flag} is empty.", hint="Give a folder, a .gguf file or an id such as Qwen/Qwen3-8B.")
     path = Path(name).expanduser()
     if path.exists():
         return from_path(path)
@@ -38,7 +38,7 @@ def resolve(name: str, *, offline: bool = False) -> Model:
         return known
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UsageError(
-            f"--model {name}: there is no such file, and it is not a Hugging Face id (owner/name).",
+            f"{flag} {name}: there is no such file, and it is not a Hugging Face id (owner/name).",
             hint=f"Known without a network: {', '.join(canonical_ids())}.",
         )
     return from_hub(name, offline=offline)
