@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surespec.core import Run, Trace
-from surespec.stats import ASSUMED_LAUNCH_CV, compare_runs, ratio_interval, sampling_error, usable
+from surespec.stats import (
+    ASSUMED_LAUNCH_CV,
+    DECISION_ERROR,
+    compare_runs,
+    look_confidence,
+    ratio_interval,
+    sampling_error,
+    usable,
+)
 
 CATEGORIES = ("chat", "code", "copy")
 
@@ -174,3 +182,39 @@ def _truth():
 
 
 TRUTH = _truth()
+
+
+@given(st.integers(2, 8), st.integers(2, 8))
+def test_all_looks_together_spend_the_error_once(most, launches):
+    spent = sum(1 - look_confidence(n, most) for n in range(2, most + 1))
+    assert spent == pytest.approx(DECISION_ERROR)
+    assert 1 - DECISION_ERROR <= look_confidence(launches, most) < 1
+
+
+def test_early_looks_spend_little():
+    errors = [1 - look_confidence(n, 6) for n in range(3, 7)]
+    assert errors == sorted(errors)
+    assert 1 - look_confidence(2, 6) < 0.01
+
+
+@pytest.mark.parametrize("launches", [2, 3])
+@pytest.mark.parametrize("cv", [0.01, 0.06])
+def test_few_launches_cover_at_the_nominal_rate(launches, cv):
+    """A bootstrap over two or three launches would cover far less."""
+    rng = np.random.default_rng(launches)
+    truth, count, inside = math.log(1.3), 4000, 0
+    for _ in range(count):
+        base, cand = rng.normal(0, cv, launches), rng.normal(truth, cv, launches)
+        interval = ratio_interval(list(base), list(cand), sampling_se=0.0, sampling_df=None)
+        inside += interval.low <= 1.3 <= interval.high
+    assert inside / count == pytest.approx(0.95, abs=0.02)
+
+
+@given(tpot_lists, st.floats(1.02, 2.0))
+@settings(max_examples=20, deadline=None)
+def test_more_launches_are_foreseen_to_tell_more(tpots, factor):
+    base, cand = [make_run(tpots)] * 2, [make_run([t / factor for t in tpots])] * 2
+    compared = compare_runs(base, cand)
+    few, many = compared.foreseen(2, 0.95), compared.foreseen(12, 0.95)
+    assert few.throughput_tok_s.low <= many.throughput_tok_s.low <= many.throughput_tok_s.high
+    assert many.throughput_tok_s.estimate == compared.ratios.throughput_tok_s.estimate

@@ -196,7 +196,7 @@ def test_noise_across_a_threshold_is_inconclusive_after_the_most_launches(run):
     judged = run(deployment)
     assert judged.verdict == "inconclusive"
     assert judged.exit_code == 11
-    assert deployment.launched.count("baseline") == 3
+    assert deployment.launched.count("baseline") == 6
     assert deployment.launched.count(judged.arm) == 3
 
 

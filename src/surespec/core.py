@@ -19,7 +19,7 @@ DEFINITIONS: dict[str, str] = {
     "acceptance length": "mean tokens a step: 1 + accepted / drafts",
     "acceptance rate": "accepted / drafted tokens",
     "p_i": "share of drafts whose first i tokens were all accepted",
-    "ratio": "candidate / baseline, paired by prompt, with a 95 % interval",
+    "ratio": "candidate / baseline, paired by prompt, with an interval (95 % or more, see docs/statistics.md)",
 }
 
 VerdictName = Literal["keep", "marginal", "disable", "inconclusive", "not_lossless", "failed"]
@@ -263,7 +263,8 @@ class Judgement(Noun):
 
     ``ratios`` is keyed ``c1``, ``c8`` ...; ``why`` is two sentences a newcomer understands; ``lossless`` is None when
     texts were not compared. ``assumptions`` names what the verdict rests on and was not measured.
-    ``gpu_memory_utilization`` is what the arm needed to start, where that is not the deployment's own.
+    ``confidence`` is that of the intervals in ``ratios`` (see ``stats.look_confidence``). ``gpu_memory_utilization`` is
+    what the arm needed to start, where that is not the deployment's own.
     """
 
     verdict: VerdictName
@@ -274,6 +275,7 @@ class Judgement(Noun):
     gpu_memory_utilization: float | None = None
     command: str = ""
     ratios: dict[str, Ratios] = {}
+    confidence: float = 0.95
     lossless: bool | None = None
     lossless_detail: str = ""
     launches: tuple[Launch, ...] = ()

@@ -20,16 +20,18 @@ surely, but slightly, slower (0.97 <= L < 1), disable wins, as P3 has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surespec import judge_words as words
 from surespec.core import Arm, BenchResult, Judgement, Launch, Policy, Ratios, Run, VerdictName
 from surespec.errors import ConfigError, InputFileError
 from surespec.lossless import LosslessReport, compare_texts
-from surespec.stats import ASSUMED_LAUNCH_CV, compare_runs, usable
+from surespec.settling import settled
+from surespec.stats import ASSUMED_LAUNCH_CV, Comparison, compare_runs, look_confidence, usable
 
 DECIDING_CONCURRENCY = 1
+MOST_FORESEEN = 40
 NOISY_LAUNCHES = 0.10
 """Launches of one arm that differ by more than this (standard deviation) mean that the machine was not left alone."""
 
@@ -64,7 +66,9 @@ def judge(
     """
     _check_policy(policy)
     name = label or (arm.name if arm else "the candidate")
-    ratios, assumptions, noise = _all_ratios(baseline, candidate, confidence, launch_cv)
+    compared, noise = _all_comparisons(baseline, candidate, confidence, launch_cv)
+    ratios = {key: comparison.ratios for key, comparison in compared.items()}
+    assumptions = tuple(dict.fromkeys(said for c in compared.values() for said in c.assumptions))
     single = ratios.get(f"c{DECIDING_CONCURRENCY}")
     load = ratios.get(f"c{policy.load_concurrency}") if policy.load_concurrency else None
     verdict: VerdictName
@@ -77,7 +81,8 @@ def judge(
     else:
         evidence = Evidence(single, load)
         verdict = decide(evidence, policy)
-        why = words.explain(verdict, name, evidence.single, evidence.load, policy)
+        needed = launches_needed(compared, policy) if verdict == "inconclusive" else None
+        why = words.explain(verdict, name, evidence.single, evidence.load, policy, confidence=confidence, needed=needed)
     to_use = verdict in ("keep", "marginal")
     return Judgement(
         verdict=verdict,
@@ -87,6 +92,7 @@ def judge(
         speculative_config=arm.speculative_config if arm and to_use else None,
         command=command if to_use else baseline_command,
         ratios=ratios,
+        confidence=confidence,
         lossless=lossless.lossless if lossless else None,
         lossless_detail=lossless.detail if lossless else "",
         launches=(*baseline, *candidate),
@@ -112,6 +118,21 @@ def decide(evidence: Evidence, policy: Policy) -> VerdictName:
     if load_safe and speed.low >= 1 + policy.disable_gain and (too_slow or too_long):
         return "marginal"
     return "inconclusive"
+
+
+def launches_needed(compared: Mapping[str, Comparison], policy: Policy) -> int | None:
+    """Launches of each arm after which the verdict would be safe, if every estimate and spread stayed as it is; None
+    where not even ``MOST_FORESEEN`` would do (the ratio is too near to a threshold, or the prompts are too few)."""
+    single = compared[f"c{DECIDING_CONCURRENCY}"]
+    load = compared.get(f"c{policy.load_concurrency}")
+    for launches in range(max(2, min(single.launches)), MOST_FORESEEN + 1):
+        confidence = look_confidence(launches, launches)
+        evidence = Evidence(
+            single.foreseen(launches, confidence), load.foreseen(launches, confidence) if load is not None else None
+        )
+        if decide(evidence, policy) != "inconclusive":
+            return launches
+    return None
 
 
 def judge_results(
@@ -171,24 +192,24 @@ def _check_result(result: BenchResult, name: str) -> None:
             )
 
 
-def _all_ratios(
+def _all_comparisons(
     baseline: Sequence[Launch], candidate: Sequence[Launch], confidence: float, launch_cv: float
-) -> tuple[dict[str, Ratios], tuple[str, ...], list[str]]:
-    """Ratios at every concurrency that both arms measured, keyed ``c1`` ..., what they assume, and noise to warn of."""
+) -> tuple[dict[str, Comparison], list[str]]:
+    """The arms at every concurrency that both measured, keyed ``c1`` ..., and noise to warn of."""
     base, cand = _runs_by_concurrency(baseline), _runs_by_concurrency(candidate)
-    ratios: dict[str, Ratios] = {}
-    said: dict[str, None] = {}
+    compared: dict[str, Comparison] = {}
     noise: list[str] = []
     for width in sorted(base.keys() & cand.keys()):
-        comparison = compare_runs(base[width], cand[width], confidence=confidence, launch_cv=launch_cv)
-        ratios[f"c{width}"] = comparison.ratios
-        said.update(dict.fromkeys(comparison.assumptions))
+        steady = settled(base[width], cand[width])
+        noise += [steady.remark] if steady.remark else []
+        comparison = compare_runs(steady.baseline, steady.candidate, confidence=confidence, launch_cv=launch_cv)
+        compared[f"c{width}"] = comparison
         if comparison.launch_spread is not None and comparison.launch_spread > NOISY_LAUNCHES:
             noise.append(
                 f"At concurrency {width} launches of the same arm differ by about {comparison.launch_spread:.0%}: "
                 "something else uses this machine, or its clock changes; measure again when it is quiet."
             )
-    return ratios, tuple(said), noise
+    return compared, noise
 
 
 def _runs_by_concurrency(launches: Sequence[Launch]) -> dict[int, list[Run]]:

@@ -7,35 +7,61 @@ from collections.abc import Sequence
 from surespec.core import Interval, Launch, Policy, Ratios, VerdictName
 
 
-def explain(verdict: VerdictName, name: str, single: Ratios, load: Ratios | None, policy: Policy) -> str:
-    """Two sentences for keep, disable, marginal and inconclusive: what was measured, and what follows."""
+def explain(
+    verdict: VerdictName,
+    name: str,
+    single: Ratios,
+    load: Ratios | None,
+    policy: Policy,
+    *,
+    confidence: float = 0.95,
+    needed: int | None = None,
+) -> str:
+    """Two sentences for keep, disable, marginal and inconclusive: what was measured, and what follows.
+
+    ``confidence`` is that of the intervals; ``needed`` launches of each arm would make an inconclusive verdict safe
+    (None: no sensible number would).
+    """
     measured = (
-        f"With {name}, a single user gets {times(single.throughput_tok_s)} the baseline's tokens per second and "
-        f"{_per_token(single.tpot_ms_p50)}."
+        f"With {name}, a single user gets {times(single.throughput_tok_s, confidence)} the baseline's tokens per "
+        f"second and {_per_token(single.tpot_ms_p50)}."
     )
+    at_load = _load_clause(load, policy, confidence)
     if verdict == "keep":
-        second = f"Even the weak end of both passes policy {policy.name} ({wants(policy)}){_load_clause(load, policy)}."
+        second = f"Even the weak end of both passes policy {policy.name} ({wants(policy)}){at_load}."
     elif verdict == "disable":
-        second = _disable(single, load, policy)
+        second = _disable(single, load, policy, confidence)
     elif verdict == "marginal":
         second = (
             f"That is a real gain, above the {policy.disable_gain:.0%} below which policy {policy.name} disables, but "
-            f"certainly short of what it keeps ({wants(policy)}){_load_clause(load, policy)}: whether to use it is "
+            f"certainly short of what it keeps ({wants(policy)}){at_load}: whether to use it is "
             "your choice."
         )
     else:
         second = (
             f"Policy {policy.name} ({wants(policy)}) cannot be decided on this, because {_open(single, load, policy)}: "
-            "measure more launches or more prompts."
+            f"{_what_it_would_take(needed)}."
         )
     return f"{measured} {second}"
 
 
-def times(interval: Interval) -> str:
+def _what_it_would_take(needed: int | None) -> str:
+    """What to do about an inconclusive verdict."""
+    if needed is None:
+        return "it lies too near to tell by more launches; measure more prompts, or choose yourself"
+    return f"if the ratio stays as it is, about {needed} launches of each arm would decide it"
+
+
+def percent(confidence: float) -> str:
+    """``95 %``, ``99.3 %``."""
+    return f"{100 * confidence:.1f}".removesuffix(".0") + " %"
+
+
+def times(interval: Interval, confidence: float = 0.95) -> str:
     """``1.42 times (95 % interval 1.36 to 1.48)``; a third digit where two would hide on which side of 1 an end is."""
     digits = 3 if any(value != 1 and f"{value:.2f}" == "1.00" for value in (interval.low, interval.high)) else 2
     low, high = f"{interval.low:.{digits}f}", f"{interval.high:.{digits}f}"
-    return f"{interval.estimate:.{digits}f} times (95 % interval {low} to {high})"
+    return f"{interval.estimate:.{digits}f} times ({percent(confidence)} interval {low} to {high})"
 
 
 def wants(policy: Policy) -> str:
@@ -88,16 +114,17 @@ def _per_token(tpot: Interval) -> str:
     return f"waits {abs(change):.0%} {'less' if change > 0 else 'longer'} for each token ({ends})"
 
 
-def _load_clause(load: Ratios | None, policy: Policy) -> str:
+def _load_clause(load: Ratios | None, policy: Policy, confidence: float) -> str:
     """What is known about the load concurrency, as the tail of a sentence."""
     if policy.load_concurrency is None:
         return ""
     if load is None:
         return f"; concurrency {policy.load_concurrency} was not measured, so this holds for a single user only"
-    return f", and {policy.load_concurrency} users at once get {times(load.throughput_tok_s)} the baseline's throughput"
+    ratio = times(load.throughput_tok_s, confidence)
+    return f", and {policy.load_concurrency} users at once get {ratio} the baseline's throughput"
 
 
-def _disable(single: Ratios, load: Ratios | None, policy: Policy) -> str:
+def _disable(single: Ratios, load: Ratios | None, policy: Policy, confidence: float) -> str:
     """The reason with the most weight: no gain for one user, else a loss under load."""
     least = f"{policy.disable_gain:.0%}"
     if single.throughput_tok_s.high < 1 + policy.disable_gain:
@@ -105,7 +132,7 @@ def _disable(single: Ratios, load: Ratios | None, policy: Policy) -> str:
         return f"Even the best end of that falls short of {short}, so leave speculation off."
     ratio = load.throughput_tok_s if load else single.throughput_tok_s
     return (
-        f"But {policy.load_concurrency} users at once get only {times(ratio)} the baseline's throughput, "
+        f"But {policy.load_concurrency} users at once get only {times(ratio, confidence)} the baseline's throughput, "
         "a certain loss, so leave speculation off (if the server only ever has one user, tune with --concurrency 1)."
     )
 

@@ -37,24 +37,15 @@ ASSUMED_SAMPLING_CV = 0.03
 
 RESAMPLES = 2000
 
+DECISION_ERROR = 0.05
+"""Two-sided error of all looks together: 2.5 % for each side of a threshold, the ratio lying exactly on it."""
+
+FIRST_LOOK = 2
+"""Launches of each arm before a verdict is looked at for the first time."""
+
 _REPEAT = re.compile(r"#\d+$")  # a prompt set that is too small is sent again with #2 ... behind the ids
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Ratios at one concurrency and what they rest on. ``paired_prompts`` is 0 when no requests could be paired.
-
-    ``launch_spread`` is the measured launch-to-launch standard deviation of log throughput (about the coefficient of
-    variation), pooled over both arms; None with one launch of each.
-    """
-
-    ratios: Ratios
-    paired_prompts: int
-    launches: tuple[int, int]
-    launch_spread: float | None
-    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +55,40 @@ class SamplingError:
     throughput: float
     tpot: float
     pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Ratios at one concurrency and what they rest on. ``paired_prompts`` is 0 when no requests could be paired.
+
+    ``launch_spread`` is the measured launch-to-launch standard deviation of log throughput (about the coefficient of
+    variation), pooled over both arms; None with one launch of each. ``tpot_spread`` is that of log TPOT.
+    """
+
+    ratios: Ratios
+    paired_prompts: int
+    launches: tuple[int, int]
+    launch_spread: float | None
+    tpot_spread: float | None
+    sampling: SamplingError | None
+    assumptions: tuple[str, ...]
+
+    def foreseen(self, launches: int, confidence: float) -> Ratios:
+        """The ratios as ``launches`` of each arm would give them if estimates and spreads stayed as they are."""
+
+        def interval(now: Interval, spread: float | None, sampling_se: float) -> Interval:
+            wide = ASSUMED_LAUNCH_CV if spread is None else spread
+            launch = _critical(confidence, 2 * launches - 2) * wide * math.sqrt(2 / launches)
+            df = self.sampling.pairs - 1 if self.sampling else None
+            half = math.exp(math.hypot(launch, _critical(confidence, df) * sampling_se))
+            return Interval(estimate=now.estimate, low=now.estimate / half, high=now.estimate * half)
+
+        speed_se = self.sampling.throughput if self.sampling else ASSUMED_SAMPLING_CV
+        tpot_se = self.sampling.tpot if self.sampling else ASSUMED_SAMPLING_CV
+        return Ratios(
+            throughput_tok_s=interval(self.ratios.throughput_tok_s, self.launch_spread, speed_se),
+            tpot_ms_p50=interval(self.ratios.tpot_ms_p50, self.tpot_spread, tpot_se),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +144,31 @@ def compare_runs(
         tpot_ms_p50=interval((_tpot(r) for r in baseline), (_tpot(r) for r in candidate), tpot_se),
     )
     logs = [[math.log(run.throughput_tok_s) for run in runs] for runs in (baseline, candidate)]
+    tpot_logs = [[math.log(_tpot(run)) for run in runs] for runs in (baseline, candidate)]
     return Comparison(
         ratios=ratios,
         paired_prompts=sampling.pairs if sampling else 0,
         launches=(len(baseline), len(candidate)),
         launch_spread=_pooled_spread(*logs),
+        tpot_spread=_pooled_spread(*tpot_logs),
+        sampling=sampling,
         assumptions=assumptions,
     )
+
+
+def look_confidence(launches: int, most: int, *, error: float = DECISION_ERROR) -> float:
+    """The confidence of the intervals that decide when ``launches`` of each arm are there and at most ``most`` will be.
+
+    A verdict is looked for after every launch from the second on, and each look is a chance to be wrong. The error is
+    spent over the looks as the square of the share of launches (Kim and DeMets, 1987, rho = 2): little at first, when
+    two launches tell little, most at the end. The parts add up to ``error``, so by Bonferroni's inequality all looks
+    together err no more often. One look alone gets all of it.
+    """
+    if most <= FIRST_LOOK:
+        return 1 - error
+    share = min(launches, most) / most
+    before = (min(launches, most) - 1) / most if launches > FIRST_LOOK else 0.0
+    return 1 - error * (share**2 - before**2)
 
 
 def ratio_interval(

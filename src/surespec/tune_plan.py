@@ -27,7 +27,7 @@ PROBE_K = 5
 
 DRAFT_MODEL_PROBE_K = 4  # rule C2
 MIN_LAUNCHES = 2
-MAX_LAUNCHES = 3
+MAX_LAUNCHES = 6
 LARGEST_BATCH = 1024
 ALONE = "-alone"
 METHODS = ("ngram", "eagle3", "draft_model")

@@ -15,12 +15,13 @@ from surespec.core import BASELINE, Arm, Judgement, Launch, Policy, Run
 from surespec.judge import judge
 from surespec.lossless import LosslessReport, compare_texts
 from surespec.predict import TIE, Prediction, calibrated, candidate_ks, choose, predict
-from surespec.stats import usable
+from surespec.stats import look_confidence, usable
 from surespec.tune_plan import MIN_LAUNCHES, named_arm, with_k
 
 LOAD_SLACK = 0.03
 """A predicted load ratio may be this far below the floor: predictions are rough, measuring settles it."""
 
+ONE_LOOK = 0.95
 SAFE = ("keep", "marginal", "disable", "not_lossless")
 
 
@@ -182,8 +183,10 @@ def finalist(goal: Goal, history: History) -> Arm | None:
 
 
 def verdict(goal: Goal, history: History, arm: Arm, *, command: str = "", baseline_command: str = "") -> Judgement:
-    """Judge one arm on all its launches and the baseline's."""
+    """Judge one arm on all its launches and the baseline's, on intervals that allow for looking again and again."""
     base, cand = history.ok(BASELINE.name), history.ok(arm.name)
+    looked = min(len(base), len(cand))
+    confidence = look_confidence(looked, goal.max_launches) if looked >= MIN_LAUNCHES else ONE_LOOK
     tried = sum(1 for a in known_arms(goal, history) if history.ok(a.name))
     return judge(
         base,
@@ -194,6 +197,7 @@ def verdict(goal: Goal, history: History, arm: Arm, *, command: str = "", baseli
         lossless=lossless(goal, base, cand),
         command=command,
         baseline_command=baseline_command,
+        confidence=confidence,
     )
 
 

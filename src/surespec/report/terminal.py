@@ -65,7 +65,7 @@ def _table(view: View) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("at", justify="right")
     table.add_column("metric")
-    for name in ("baseline", view.candidate or "candidate", "ratio", "95 % interval"):
+    for name in ("baseline", view.candidate or "candidate", "ratio", view.interval_label):
         table.add_column(Text(name), justify="right")
     styles = {"better": "green", "worse": "red", "unclear": ""}
     previous = None

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from surespec.core import BASELINE, DEFINITIONS, Arm, Interval, Judgement, Launch, Run
+from surespec.judge_words import percent
 from surespec.report.summaries import ArmRow, CategoryRow, LaunchBar, arm_rows, categories, good_runs, middle, timeline
 
 Outcome = Literal["better", "worse", "unclear"]
@@ -64,6 +65,7 @@ class View:
     why: str
     policy: str
     candidate: str | None
+    interval_label: str
     command: str
     rows: tuple[Row, ...]
     category_concurrency: int | None
@@ -110,6 +112,7 @@ def build_view(
         why=judgement.why if judgement else "The run ended before a verdict. What was measured so far is below.",
         policy=judgement.policy if judgement else "",
         candidate=candidate,
+        interval_label=f"{percent(judgement.confidence if judgement else 0.95)} interval",
         command=judgement.command if judgement else "",
         rows=rows,
         category_concurrency=concurrency,
