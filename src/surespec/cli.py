@@ -290,6 +290,32 @@ def report(
     _print_json(judgement.document("tune"))
 
 
+@app.command()
+def schedule(
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that tune wrote.")],
+    engine: Annotated[str, typer.Option(help="In whose words: vllm, local, trtllm or sglang.")] = "vllm",
+    method: Annotated[str, typer.Option(help="Which drafter; by default the fastest at concurrency 1.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """A table batch size -> k from a run's measurements. Exit code 10: no batch size gains from drafting."""
+    from surespec.scheduling import schedule_of
+
+    found = schedule_of(bundle, engine, method)
+    if as_json:
+        _print_json(found.document())
+    else:
+        typer.echo(f"{found.arm.method}, from concurrency {', '.join(map(str, found.concurrencies))}:")
+        for row in found.rows:
+            typer.echo(
+                f"  batch {row.low:>4} to {row.high:<5} k = {row.k}   at least {row.ratio:.2f} times the baseline"
+            )
+        if found.drafts:
+            typer.echo(json.dumps(found.setting(), separators=(",", ":")))
+    _warn(found.notes)
+    if not found.drafts:
+        raise typer.Exit(10)
+
+
 app.command("probe")(probe_command)
 app.command("plan")(plan_command)
 app.command("apply")(apply_command)

@@ -2,8 +2,8 @@
 
 What is compared is the time of a decoding step, which hardly depends on the prompt: TPOT times the tokens of a step. A
 run whose second half is clearly faster or slower than its first (Welch's t test on logs, ``LEVEL``, and more than
-``LEAST``) was not settled. Where its second half is settled in itself, the first is cut, from every run of both arms, so
-that the same prompts stay paired; where it is not, the run drifts, and only a warning helps.
+``LEAST``) was not settled. Where its second half is settled in itself, the first is cut, from every run of both arms,
+so that the same prompts stay paired; where it is not, the run drifts, and only a warning helps.
 """
 
 from __future__ import annotations

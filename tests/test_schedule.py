@@ -1,0 +1,98 @@
+"""Tables batch size -> k: without gaps, never worse than their best entry, and in every engine's words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surespec.errors import UsageError
+from surespec.local.speculative import parse_speculative_config
+from surespec.schedule import (
+    LARGEST_BATCH,
+    Point,
+    as_sglang,
+    as_trtllm,
+    as_vllm,
+    best_k,
+    falling,
+    most_k,
+    table,
+)
+
+ratios = st.fixed_dictionaries({k: st.floats(0.3, 3.0) for k in (1, 2, 3, 5)})
+points = st.lists(
+    st.builds(Point, st.integers(1, 32), ratios), min_size=1, max_size=4, unique_by=lambda p: p.concurrency
+)
+
+FALLS = (
+    Point(1, {1: 1.3, 3: 1.6, 5: 1.7}),
+    Point(8, {1: 1.1, 3: 1.0, 5: 0.8}),
+    Point(16, {1: 0.9, 3: 0.7, 5: 0.5}),
+)
+
+
+@given(points, st.floats(0, 0.2))
+def test_rows_cover_every_batch_size_once(given_points, idle):
+    rows = table(given_points, idle_cost=idle)
+    assert (rows[0].low, rows[-1].high) == (1, LARGEST_BATCH)
+    assert all(a.high + 1 == b.low and a.k != b.k for a, b in zip(rows, rows[1:], strict=False))
+
+
+@given(points, st.floats(0, 0.2))
+def test_a_table_is_never_predicted_slower_than_drafting_nothing(given_points, idle):
+    for row in table(given_points, idle_cost=idle):
+        assert row.ratio >= (1 - idle) / 1.01
+
+
+@given(points)
+def test_at_a_measured_size_the_best_k_is_within_a_tie(given_points):
+    for p in given_points:
+        _, ratio = best_k(sorted(given_points, key=lambda q: q.concurrency), p.concurrency)
+        assert ratio >= max(1.0, *p.ratios.values()) / 1.011
+
+
+@given(points)
+def test_the_order_of_points_does_not_matter(given_points):
+    assert table(given_points) == table(given_points[::-1])
+
+
+@given(points)
+def test_falling_tables_fall_and_cover_as_much(given_points):
+    rows = falling(table(given_points))
+    ks = [row.k for row in rows]
+    assert ks == sorted(ks, reverse=True) and len(set(ks)) == len(ks)
+    assert (rows[0].low, rows[-1].high) == (1, LARGEST_BATCH)
+
+
+def test_known_table():
+    rows = table(FALLS)
+    assert rows[0].k == 5 and rows[-1].k == 0
+    assert best_k(FALLS, 1) == (5, 1.7)
+    assert best_k(FALLS, 16)[0] == 0
+    assert [row.k for row in rows] == sorted((row.k for row in rows), reverse=True)
+
+
+def test_drafting_nothing_is_not_free():
+    """A loss smaller than what k = 0 costs is taken."""
+    slightly = (Point(1, {1: 1.4}), Point(8, {1: 0.97}))
+    assert best_k(slightly, 8)[0] == 0
+    assert best_k(slightly, 8, idle_cost=0.066)[0] == 1
+
+
+def test_every_engines_words():
+    rows = table(FALLS)
+    written = as_vllm(rows)
+    config = parse_speculative_config(
+        {"method": "ngram", "num_speculative_tokens": most_k(rows), "num_speculative_tokens_per_batch_size": written}
+    )
+    assert config is not None
+    assert [config.k_for_batch(b) for b in (1, 8, 16)] == [best_k(FALLS, b)[0] for b in (1, 8, 16)]
+    schedule = as_trtllm(rows)
+    assert schedule[min(schedule)] == most_k(rows) and 0 not in schedule.values()
+    assert as_sglang(rows)["1"] == {"candidate_steps": [5]}
+
+
+def test_nothing_to_write():
+    with pytest.raises(UsageError, match="No batch size gains"):
+        as_trtllm(table([Point(1, {1: 0.5})]))
+    with pytest.raises(ValueError, match="at least one"):
+        table([])
