@@ -306,9 +306,7 @@ def schedule(
     else:
         typer.echo(f"{found.arm.method}, from concurrency {', '.join(map(str, found.concurrencies))}:")
         for row in found.rows:
-            typer.echo(
-                f"  batch {row.low:>4} to {row.high:<5} k = {row.k}   at least {row.ratio:.2f} times the baseline"
-            )
+            typer.echo(f"  batch {row.low:>4} to {row.high:<5} k = {row.k}   {row.ratio:.2f} times the baseline")
         if found.drafts:
             typer.echo(json.dumps(found.setting(), separators=(",", ":")))
     _warn(found.notes)
