@@ -5,13 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surespec.core import Acceptance, Run
-from surespec.predict import candidate_ks, choose, expected_tokens, extended, predict
+from surespec.predict import (
+    FIXED_SHARE,
+    break_even_tokens,
+    candidate_ks,
+    choose,
+    expected_tokens,
+    extended,
+    predict,
+    step_share,
+)
 
+KS = (1, 2, 3, 4, 5)
 STEP_0, PER_K, REQUESTS, LENGTH = 20.0, 2.0, 10, 101
 
 
-def served(k, positions, share=1.0, concurrency=1, per_k=PER_K):
-    """A run of a server with these truths: its step costs STEP_0 + per_k * k, a share of steps has a draft."""
+def served(k, positions, share=1.0, concurrency=1, per_k=PER_K, fixed=FIXED_SHARE):
+    """A run of a server with these truths: its step costs STEP_0, and 5 * per_k more at k = 5, of which a part is there
+    from k = 1 on; a share of steps has a draft."""
+    cost = STEP_0 + 5 * per_k * step_share(k, 5, fixed)
     tokens = 1 + share * sum(positions[:k])
     decoded = REQUESTS * (LENGTH - 1)
     drafts = round(share * decoded / tokens)
@@ -21,7 +33,7 @@ def served(k, positions, share=1.0, concurrency=1, per_k=PER_K):
     ) if k else None  # fmt: skip
     return Run(
         concurrency=concurrency, num_requests=REQUESTS, failed=0, duration_s=1, output_tokens=REQUESTS * LENGTH,
-        throughput_tok_s=1, ttft_ms_p50=1, ttft_ms_p99=1, tpot_ms_p50=(STEP_0 + per_k * k) / tokens, tpot_ms_p99=1,
+        throughput_tok_s=1, ttft_ms_p50=1, ttft_ms_p99=1, tpot_ms_p50=cost / tokens, tpot_ms_p99=1,
         itl_ms_p50=None, itl_ms_p99=None, e2e_latency_ms_p50=1, acceptance=acceptance,
     )  # fmt: skip
 
@@ -47,6 +59,25 @@ def test_every_smaller_k_is_predicted_from_one_probe(positions, share, per_k):
         assert prediction.speed_ratio == pytest.approx(STEP_0 / truth.tpot_ms_p50, rel=0.02)
 
 
+@given(positions_of, st.floats(0.2, 1.0), st.floats(0.0, 6.0), st.floats(0.0, 0.6))
+def test_the_interval_holds_the_truth_whatever_part_is_fixed(positions, share, per_k, fixed):
+    baseline, probe = served(0, positions), served(5, positions, share, per_k=per_k)
+    for p in predict(baseline, probe, 5, (1, 2, 3, 4, 5)):
+        assert p.low <= p.speed_ratio <= p.high
+        step = STEP_0 + 5 * per_k * step_share(p.k, 5, fixed)
+        truth = STEP_0 * (1 + share * sum(positions[: p.k])) / step
+        assert p.low * 0.98 <= truth <= p.high * 1.02
+
+
+@given(positions_of, st.floats(0.0, 6.0))
+def test_break_even_is_where_the_step_pays_for_itself(positions, per_k):
+    baseline, probe = served(0, positions), served(5, positions, per_k=per_k)
+    needed = break_even_tokens(baseline, probe)
+    assert needed == pytest.approx((STEP_0 + 5 * per_k) / STEP_0, rel=0.02)
+    assert break_even_tokens(baseline, probe, 0.3) == pytest.approx(1.3 * needed)
+    assert break_even_tokens(baseline, baseline) is None
+
+
 @given(positions_of)
 def test_tokens_grow_with_k_and_stop_at_k_plus_one(positions):
     values = [expected_tokens(positions, k) for k in range(6)]
@@ -70,14 +101,18 @@ def test_known_numbers():
 def test_rising_acceptance_is_not_what_is_optimised():
     """Acceptance length grows up to k = 5, but the step costs so much that k = 1 is the fastest."""
     positions = chain([0.6, 0.5, 0.5, 0.5, 0.5])
-    predictions = predict(served(0, positions), served(5, positions, per_k=8.0), 5, (1, 2, 3, 4, 5))
+    predictions = predict(
+        served(0, positions), served(5, positions, per_k=8.0, fixed=0), 5, (1, 2, 3, 4, 5), fixed_share=0.0
+    )
     assert max(predictions, key=lambda p: p.tokens_per_step).k == 5
     assert choose(predictions).k == 1
 
 
 def test_ties_go_to_the_smaller_k():
     positions = [0.9, 0.9, 0.14, 0.0, 0.0]
-    predictions = predict(served(0, positions), served(5, positions, per_k=1.0), 5, (1, 2, 3, 4, 5))
+    predictions = predict(
+        served(0, positions), served(5, positions, per_k=1.0, fixed=0), 5, (1, 2, 3, 4, 5), fixed_share=0.0
+    )
     best = choose(predictions)
     assert best.k == 2, "k = 3 is less than 1 % faster"
     assert max(predictions, key=lambda p: p.speed_ratio).k == 3
@@ -85,8 +120,10 @@ def test_ties_go_to_the_smaller_k():
 
 def test_load_limits_k_where_some_k_is_safe():
     positions = chain([0.7] * 5)
-    single = predict(served(0, positions), served(5, positions, per_k=1.0), 5, (1, 2, 3, 4, 5))
-    load = predict(served(0, positions), served(5, positions, per_k=9.0), 5, (1, 2, 3, 4, 5))
+    single = predict(
+        served(0, positions), served(5, positions, per_k=1.0, fixed=0), 5, (1, 2, 3, 4, 5), fixed_share=0.0
+    )
+    load = predict(served(0, positions), served(5, positions, per_k=9.0, fixed=0), 5, KS, fixed_share=0.0)
     assert choose(single).k == 5
     limited = choose(single, load, load_floor=1.0)
     assert 1 <= limited.k < 5

@@ -21,6 +21,7 @@ from surespec.tune_plan import MIN_LAUNCHES, named_arm, with_k
 LOAD_SLACK = 0.03
 """A predicted load ratio may be this far below the floor: predictions are rough, measuring settles it."""
 
+MAY_WIN = 0.03
 ONE_LOOK = 0.95
 SAFE = ("keep", "marginal", "disable", "not_lossless")
 
@@ -94,25 +95,41 @@ def next_arm(goal: Goal, history: History) -> Arm | None:
 
 
 def predicted_arm(goal: Goal, history: History) -> Arm | None:
-    """The arm, not yet measured, that is predicted to beat all measured ones by more than a tie; None without one.
+    """The arm, not yet measured, that may still win; None without one.
 
-    Also None once an arm is being confirmed: predictions are for choosing whom to confirm.
+    From one k of a drafter alone, predictions of its others are rough (``predict.FIXED_SHARE``), so one that is at most
+    ``MAY_WIN`` behind the best measured arm is worth a launch if its interval reaches beyond it; once two are measured,
+    it has to be predicted ahead by more than a tie. Also None once an arm is being confirmed: predictions are for
+    choosing whom to confirm.
     """
     if any(len(history.ok(arm.name)) >= MIN_LAUNCHES for arm in known_arms(goal, history)):
         return None
-    forecasts = [(arm, ratio, safe) for probe in goal.probes for arm, ratio, safe in forecast(goal, history, probe)]
-    measured = {arm.name: score(goal, history, arm) for arm in known_arms(goal, history) if history.ok(arm.name)}
-    unmeasured = [(arm, (safe, ratio)) for arm, ratio, safe in forecasts if not history.ok(arm.name)]
+    known = [arm for arm in known_arms(goal, history) if history.ok(arm.name)]
+    measured = {arm.name: score(goal, history, arm) for arm in known}
+    forecasts = [found for probe in goal.probes for found in forecast(goal, history, probe)]
+    unmeasured = [found for found in forecasts if not history.ok(found.arm.name)]
     if not unmeasured or not measured:
         return None
-    arm, (safe, ratio) = max(unmeasured, key=lambda pair: pair[1])
+    hope = max(unmeasured, key=lambda found: (found.safe, found.ratio))
     best_safe, best_ratio = max(measured.values())
-    better = (safe and not best_safe) or (safe == best_safe and ratio > best_ratio * (1 + TIE))
-    return arm if better else None
+    rough = sum(other.method == hope.arm.method for other in known) < 2
+    may_win = rough and hope.ratio > best_ratio * (1 - MAY_WIN) and hope.high > best_ratio * (1 + TIE)
+    ahead = hope.ratio > best_ratio * (1 + TIE) or may_win
+    return hope.arm if (hope.safe and not best_safe) or (hope.safe == best_safe and ahead) else None
 
 
-def forecast(goal: Goal, history: History, probe: Arm) -> list[tuple[Arm, float, bool]]:
-    """The best k of one drafter: its arm, predicted speed ratio, and whether no rule would disable it.
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """An arm with its predicted speed ratio, the upper end of its interval, and whether no rule would disable it."""
+
+    arm: Arm
+    ratio: float
+    high: float
+    safe: bool
+
+
+def forecast(goal: Goal, history: History, probe: Arm) -> list[Forecast]:
+    """The best k of one drafter.
 
     Where the load at the best k forbids it, drafting only while alone comes second: its load is the baseline's.
     """
@@ -125,9 +142,10 @@ def forecast(goal: Goal, history: History, probe: Arm) -> list[tuple[Arm, float,
         return []
     least = 1 + goal.policy.disable_gain
     load_safe = not load or any(p.k == best.k and p.speed_ratio >= floor for p in load)
-    found = [(with_k(probe, best.k), best.speed_ratio, load_safe and best.speed_ratio >= least)]
+    found = [Forecast(with_k(probe, best.k), best.speed_ratio, best.high, load_safe and best.speed_ratio >= least)]
     if goal.k_by_batch_size and load and not (load_safe and best.speed_ratio * (1 + TIE) >= alone.speed_ratio):
-        found.append((with_k(probe, alone.k, alone=True), alone.speed_ratio, alone.speed_ratio >= least))
+        arm = with_k(probe, alone.k, alone=True)
+        found.append(Forecast(arm, alone.speed_ratio, alone.high, alone.speed_ratio >= least))
     return found
 
 
@@ -151,8 +169,8 @@ def known_arms(goal: Goal, history: History) -> list[Arm]:
         if arm is not None:
             found.setdefault(arm.name, arm)
     for probe in goal.probes:
-        for predicted, _, _ in forecast(goal, history, probe):
-            found.setdefault(predicted.name, predicted)
+        for predicted in forecast(goal, history, probe):
+            found.setdefault(predicted.arm.name, predicted.arm)
     return list(found.values())
 
 
@@ -209,7 +227,7 @@ def lossless(goal: Goal, baseline: Sequence[Launch], candidate: Sequence[Launch]
 def arm_notes(goal: Goal, history: History) -> dict[str, str]:
     """What is known about each arm: its measured or predicted speed, or why it failed."""
     notes = {}
-    predicted = {arm.name: ratio for probe in goal.probes for arm, ratio, _ in forecast(goal, history, probe)}
+    predicted = {f.arm.name: f.ratio for probe in goal.probes for f in forecast(goal, history, probe)}
     for arm in known_arms(goal, history):
         failures = history.failed(arm.name)
         said = []
