@@ -1,0 +1,228 @@
+"""How much speed is lost by surespec's choice of k, beside the best of a grid that launches everything?
+
+    python benchmarks/regret.py --data specbundle.json [--curves curves.json] [--measure curves.json]
+
+Two sources of truth:
+
+* ``--data``: SpecBundle, public measurements of EAGLE-3 heads on SGLang (440 cells: model x task x head x setting; not
+  part of this project). The choice starts from the baseline and one launch of each head at its largest chain (k = 7);
+  the acceptance of smaller k is what a run at k = 7 tells of them. Trees (topk > 1) are arms that surespec does not
+  launch; the regret against them is printed too.
+* ``--curves``: curves of the embedded engine, tokens per second for k = 0 ... 8, concurrency 1 ... 8, kinds of work,
+  made by ``--measure`` on this machine (about half an hour).
+
+The choice itself is surespec's: ``predict`` (step costs, p_i), the rule of ``tune_steps`` for what may still win, ties
+to the smaller k. A grid launches every setting as often as surespec launches the one it confirms (twice).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surespec.core import Acceptance, Run
+from surespec.predict import TIE, Prediction, calibrated, predict
+from surespec.tune_plan import MIN_LAUNCHES
+from surespec.tune_steps import MAY_WIN
+
+WITHIN = 0.03
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One cell: speed of the chosen setting over the best, launches used and those of a grid."""
+
+    cell: str
+    regret: float
+    regret_all: float
+    launches: int
+    grid: int
+
+
+def choose(
+    speeds: Mapping[tuple[str, int], float], probes: Mapping[str, tuple[int, tuple[Prediction, ...]]]
+) -> tuple[tuple[str, int], int]:
+    """The arm chosen by surespec's rules, and the launches it took. ``speeds`` are read only for what is launched.
+
+    ("", 0) is the baseline; ``probes`` gives for each drafter the k of its probe and the predictions from it.
+    """
+    launched = {("", 0)} | {(name, k) for name, (k, _) in probes.items()}
+    while True:
+        best = max(speeds[arm] for arm in launched)
+        open_ = {
+            (name, p.k): p
+            for name, (_, found) in probes.items()
+            for p in found
+            if (name, p.k) not in launched and (name, p.k) in speeds
+        }
+        if not open_:
+            break
+        base = speeds["", 0]
+        top = max(p.speed_ratio for p in open_.values())
+        arm = min((a for a, p in open_.items() if p.speed_ratio >= top / (1 + TIE)), key=lambda a: a[1])
+        rough = sum(name == arm[0] for name, _ in launched) < 2
+        hope = open_[arm]
+        may = rough and hope.speed_ratio * base > best * (1 - MAY_WIN) and hope.high * base > best * (1 + TIE)
+        if not (hope.speed_ratio * base > best * (1 + TIE) or may):
+            break
+        launched.add(arm)
+    best = max(speeds[arm] for arm in launched)
+    chosen = min((a for a in launched if speeds[a] >= best / (1 + TIE)), key=lambda a: a[1])
+    confirming = 2 * (MIN_LAUNCHES - 1)  # the baseline and the chosen arm once more
+    return chosen, len(launched) + confirming
+
+
+def of_specbundle(path: Path) -> list[Choice]:
+    """One choice a model and task."""
+    out = []
+    for model, tasks in json.loads(path.read_text(encoding="utf-8")).items():
+        for task, entry in tasks.items():
+            base, cells = 0.0, {}
+            for row in entry["results"]:
+                for metric in row["metrics"]:
+                    head = metric["Name"].replace(" ", "")
+                    if metric["accept_length"] <= 1.0 and "EAGLE3" in head and head.startswith(("Wihtout", "Without")):
+                        base = metric["output_throughput"]
+                    else:
+                        cells[head, row["steps"], row["topk"]] = (metric["output_throughput"], metric["accept_length"])
+            chain = {(h, k): v for (h, k, topk), v in cells.items() if topk == 1}
+            probes = {}
+            for head in {h for h, _ in chain}:
+                k = max(one for h, one in chain if h == head)
+                lengths = {one: chain[head, one][1] for h, one in chain if h == head}
+                probes[head] = (k, _predicted(base, chain[head, k][0], k, lengths))
+            speeds = {("", 0): base, **{arm: value[0] for arm, value in chain.items()}}
+            chosen, launches = choose(speeds, probes)
+            best, best_all = max(speeds.values()), max(base, *(v[0] for v in cells.values()))
+            grid = MIN_LAUNCHES * (1 + len(cells))
+            out.append(
+                Choice(f"{model}, {task}", 1 - speeds[chosen] / best, 1 - speeds[chosen] / best_all, launches, grid)
+            )
+    return out
+
+
+def _predicted(base: float, probe: float, k: int, lengths: Mapping[int, float]) -> tuple[Prediction, ...]:
+    """Predictions from one probe: mean tokens a step up to each k are known from it, as from its p_i."""
+    positions, known = [], 0.0
+    for upper in sorted(lengths):
+        room = upper - len(positions)
+        share = (lengths[upper] - 1 - known) / room
+        positions += [min(1.0, max(0.0, share))] * room
+        known = lengths[upper] - 1
+    drafts = 1_000_000
+    counts = tuple(round(drafts * p) for p in positions)
+    acceptance = Acceptance(drafts=drafts, drafted=drafts * k, accepted=sum(counts), accepted_per_position=counts)
+    runs = [_run(base, None), _run(probe, acceptance)]
+    return calibrated(predict(runs[0], runs[1], k, tuple(range(1, k + 1))), k, probe / base)
+
+
+def _run(speed: float, acceptance: Acceptance | None) -> Run:
+    tokens = (acceptance.drafts + acceptance.accepted + 1) if acceptance else 1
+    return Run(
+        concurrency=1, num_requests=1, failed=0, duration_s=1, output_tokens=tokens, throughput_tok_s=speed,
+        ttft_ms_p50=1, ttft_ms_p99=1, tpot_ms_p50=1e3 / speed, tpot_ms_p99=1, itl_ms_p50=None, itl_ms_p99=None,
+        e2e_latency_ms_p50=1, acceptance=acceptance,
+    )  # fmt: skip
+
+
+def of_curves(path: Path) -> list[Choice]:
+    """One choice a drafter, concurrency and kind of work, from curves that ``--measure`` wrote."""
+    out = []
+    for curve in json.loads(path.read_text(encoding="utf-8"))["curves"]:
+        runs = {int(k): Run.model_validate(run) for k, run in curve["runs"].items()}
+        speeds = {("", 0) if k == 0 else ("d", k): run.throughput_tok_s for k, run in runs.items()}
+        probe = curve["probe"]
+        raw = predict(runs[0], runs[probe], probe, tuple(k for k in runs if 0 < k <= probe))
+        found = calibrated(raw, probe, runs[probe].throughput_tok_s / runs[0].throughput_tok_s)
+        chosen, launches = choose(speeds, {"d": (probe, found)})
+        lost = 1 - speeds[chosen] / max(speeds.values())
+        name = f"{curve['method']}, {curve['prompts']}, concurrency {curve['concurrency']}"
+        out.append(Choice(name, lost, lost, launches, MIN_LAUNCHES * len(speeds)))
+    return out
+
+
+def measure(path: Path, output_len: int = 48) -> None:
+    """Measure the embedded engine's curves: each k is a server of its own."""
+    from surespec.bench.runner import BenchOptions, bench
+    from surespec.core import BASELINE
+    from surespec.engines import EngineSettings, make_engine
+    from surespec.tune_plan import make_arm
+
+    engine = make_engine("local", model="smollm2-135m", settings=EngineSettings(max_num_seqs=8))
+    curves: dict[tuple[str, str, int], dict[str, Any]] = {}
+    arms = [BASELINE, *(make_arm("ngram", k) for k in range(1, 9))]
+    arms += [make_arm("eagle3", k, engine.drafter("smollm2-135m-eagle3")) for k in range(1, 9)]
+    for arm in arms:
+        print(f"measuring {arm.name}", file=sys.stderr, flush=True)
+        server = engine.start(arm, path.with_suffix(".log"))
+        try:
+            for prompts in ("chat", "copy", "code"):
+                options = BenchOptions(
+                    server.endpoint, concurrency=(1, 2, 4, 8), prompts=prompts, num_prompts=8, output_len=output_len
+                )
+                for run in bench(options).runs:
+                    slim = run.model_copy(update={"traces": ()}).model_dump(mode="json")
+                    for method in ("ngram", "eagle3") if arm.is_baseline else (arm.method,):
+                        entry = curves.setdefault((method, prompts, run.concurrency), {"runs": {}})
+                        entry["runs"][str(arm.num_speculative_tokens)] = slim
+        finally:
+            server.stop()
+    rows = [
+        {"method": m, "prompts": p, "concurrency": c, "probe": max(map(int, e["runs"])), **e}
+        for (m, p, c), e in curves.items()
+    ]
+    path.write_text(json.dumps({"schema": "surespec/curves/1", "curves": rows}) + "\n", encoding="utf-8")
+
+
+def report(title: str, choices: list[Choice]) -> bool:
+    """Print one table; whether the promises hold."""
+    regret = np.array([c.regret for c in choices])
+    every = np.array([c.regret_all for c in choices])
+    launches, grid = sum(c.launches for c in choices), sum(c.grid for c in choices)
+    share = float((regret <= WITHIN).mean())
+    print(f"\n{title}: {len(choices)} choices")
+    print(f"  within {WITHIN:.0%} of the best setting that surespec launches: {share:.1%} (worst {regret.max():.1%})")
+    if (every != regret).any():
+        print(f"  within {WITHIN:.0%} of the best of all, trees included: {float((every <= WITHIN).mean()):.1%}")
+    print(f"  launches: {launches}, a grid takes {grid}: {launches / grid:.0%}")
+    for choice in sorted(choices, key=lambda c: -c.regret)[:3]:
+        print(f"    {choice.regret:6.1%} lost: {choice.cell}")
+    held = share >= 0.95 and launches <= grid / 3
+    print(f"  {'holds' if held else 'FAILS'}: 95 % within {WITHIN:.0%}, a third of the launches")
+    return held
+
+
+def main() -> int:
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="SpecBundle's measurements as one JSON file")
+    parser.add_argument("--curves", type=Path, help="curves of the embedded engine")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure those curves first and write them here")
+    chosen = parser.parse_args()
+    if chosen.measure:
+        measure(chosen.measure)
+    curves = chosen.curves or chosen.measure
+    if chosen.data is None and curves is None:
+        print(
+            "Nothing to look at. --data takes SpecBundle's measurements (github.com/sgl-project/SpecForge publishes "
+            "them) as one JSON file; --measure FILE measures this machine.",
+            file=sys.stderr,
+        )
+        return 2
+    held = True
+    if chosen.data is not None:
+        held &= report("SpecBundle (SGLang, EAGLE-3)", of_specbundle(chosen.data))
+    if curves is not None:
+        held &= report("the embedded engine on this machine", of_curves(curves))
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
