@@ -202,11 +202,20 @@ class Arm(Noun):
 BASELINE = Arm(name="baseline", method="none")
 
 
+class Gap(Noun):
+    """How far the baseline's best token is ahead of its second (``nats``), where another text leaves the baseline's at
+    character ``position``. Near 0: a tie that rounding decides."""
+
+    prompt_id: str
+    position: int
+    nats: float
+
+
 class Launch(Noun):
     """One server life of an arm, with what was measured in it. Times are UTC ISO strings and seconds.
 
     ``failure_kind`` is of ``rules/failures.toml``; ``tried`` names the remedies it was launched with; ``remains`` says
-    what a person can still try.
+    what a person can still try. ``gaps`` are of a baseline that was asked again where other texts had left its own.
     """
 
     index: int
@@ -221,6 +230,7 @@ class Launch(Noun):
     remains: tuple[str, ...] = ()
     log: str = ""
     runs: tuple[Run, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

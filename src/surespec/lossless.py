@@ -4,11 +4,15 @@ Equal bytes are the wrong gate: kernels round differently for another batch widt
 flips. So the baseline is compared with itself first (launch against launch, and concurrency 1 against the others);
 that is its noise floor. A candidate is at fault when clearly more prompts differ from the baseline than the baseline
 differs from itself: a one-sided exact test (Fisher) at ``FAULT_LEVEL``.
+
+Where the baseline was asked again with logprobs (``bench/gaps.py``), the gap between its two best tokens at the place
+of the divergence decides instead: no rounding turns a choice that is clearer than ``TIE_NATS``, so a single such
+divergence is a fault; and where every divergence is a near tie, there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from scipy.stats import fisher_exact
@@ -16,14 +20,23 @@ from scipy.stats import fisher_exact
 from surespec.core import Launch, Noun
 
 FAULT_LEVEL = 0.02
+TIE_NATS = 0.5
+"""A gap between the two best tokens that rounding may still turn. bf16 logits of size 20 are 0.06 to 0.13 apart."""
 
 
 class Divergence(Noun):
-    """Where a candidate's text leaves the baseline's: ``position`` counts characters from the start."""
+    """Where a candidate's text leaves the baseline's: ``position`` counts characters from the start. ``gap_nats`` is
+    how clear the baseline's choice was there; None where it was not asked."""
 
     prompt_id: str
     concurrency: int
     position: int
+    gap_nats: float | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether no rounding explains it."""
+        return self.gap_nats is not None and self.gap_nats > TIE_NATS
 
 
 class LosslessReport(Noun):
@@ -65,7 +78,8 @@ def compare_texts(
     if not widths:
         return LosslessReport(lossless=None, detail="Not compared: there are no texts of both arms.")
     noise = _noise(base)
-    rows = [_at(width, base, cand, noise) for width in widths]
+    gaps = {(g.prompt_id, g.position): g.nats for launch in baseline for g in launch.gaps}
+    rows = [_at(width, base, cand, noise, gaps) for width in widths]
     divergences = tuple(d for row in rows for d in row[1])
     compared, differing = sum(row[0] for row in rows), len(divergences)
     noisy = sum(row[2] for row in rows) if noise is not None else 0
@@ -113,7 +127,13 @@ def _noise(base: dict[Key, TextsOfRun]) -> set[str] | None:
     }
 
 
-def _at(width: int, base: dict[Key, TextsOfRun], cand: dict[Key, TextsOfRun], noise: set[str] | None) -> Row:
+def _at(
+    width: int,
+    base: dict[Key, TextsOfRun],
+    cand: dict[Key, TextsOfRun],
+    noise: set[str] | None,
+    gaps: Mapping[tuple[str, int], float],
+) -> Row:
     """One concurrency: a prompt differs when any launch of the candidate leaves the text of the first baseline."""
     reference = base[min(key for key in base if key[0] == width)]
     answers = [texts for key, texts in sorted(cand.items()) if key[0] == width]
@@ -126,14 +146,22 @@ def _at(width: int, base: dict[Key, TextsOfRun], cand: dict[Key, TextsOfRun], no
             if prompt_id in texts and (place := first_divergence(reference[prompt_id], texts[prompt_id])) is not None
         ]
         if places:
-            divergences.append(Divergence(prompt_id=prompt_id, concurrency=width, position=min(places)))
+            clear = [gaps[prompt_id, place] for place in places if (prompt_id, place) in gaps]
+            divergences.append(
+                Divergence(
+                    prompt_id=prompt_id, concurrency=width, position=min(places), gap_nats=max(clear, default=None)
+                )
+            )
     return len(shared), divergences, len((noise or set()) & set(shared))
 
 
 def _decide(rows: Sequence[Row], *, known: bool) -> bool | None:
     """False if one concurrency shows a fault; True if nothing differs or no more than the noise; else None."""
-    if all(not divergences for _, divergences, _ in rows):
-        return True
+    found = [divergence for _, divergences, _ in rows for divergence in divergences]
+    if any(divergence.is_fault for divergence in found):
+        return False
+    if all(divergence.gap_nats is not None for divergence in found):
+        return True  # nothing differs, or only where the baseline's own choice was a near tie
     if not known:
         return None
     for compared, divergences, noisy in rows:
@@ -152,6 +180,13 @@ def _detail(
     first = min(divergences, key=lambda d: d.position)
     where = f"first after {first.position} characters of prompt {first.prompt_id}"
     counts = f"{differing} of {compared} greedy texts differ from the baseline's ({where})"
+    if fault := next((d for d in divergences if d.is_fault), None):
+        return (
+            f"{counts}; in prompt {fault.prompt_id} the baseline's choice was clear (its best token is "
+            f"{fault.gap_nats:.1f} nats ahead of the second), so this is no rounding."
+        )
+    if verdict is True and all(d.gap_nats is not None for d in divergences):
+        return f"{counts}, each where the baseline's own choice was a near tie: rounding, not speculation."
     if not known:
         return f"{counts}; there is no second baseline run that would show how much it differs from itself."
     own = f"the baseline differs from itself in {noisy}"

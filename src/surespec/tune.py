@@ -180,6 +180,8 @@ def _launch_all(
         remaining = min(plan.options.budget_s - elapsed, left * (longest or plan.launch_s))
         progress.launch_begins(arm, len(history.view.launches) + 1, expected, remaining)
         started = clock()
+        if isinstance(measure, EngineMeasure):
+            measure.doubtful = steps.doubtful(goal, history.view) if arm.is_baseline else {}
         launch = _launch(history, arm, measure, plan)
         longest = max(longest, clock() - started)
         history.bundle.write_arms(

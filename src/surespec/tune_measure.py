@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from surespec.bench.gaps import measure_gaps
 from surespec.bench.runner import BenchOptions, Progress, bench
-from surespec.core import Arm, BenchResult, Launch
+from surespec.bench.workload import load_workload
+from surespec.core import Arm, BenchResult, Gap, Launch
 from surespec.engines.base import Engine, RunningServer, shell_text
 from surespec.engines.endpoint import ManagedEngine
 from surespec.engines.failures import Failure, next_remedy, remaining
@@ -44,6 +46,8 @@ class EngineMeasure:
         self._progress = progress
         self._failure: Failure | None = None
         self._tried: dict[str, list[str]] = {}
+        self.doubtful: dict[str, tuple[int, str]] = {}
+        """Prompts to ask this launch for the gap between its best tokens (``tune_steps.doubtful``)."""
 
     def __call__(self, arm: Arm, index: int, folder: Path, on_trace: TraceSink) -> Launch:
         """One launch; its server is gone when this returns or raises."""
@@ -63,6 +67,7 @@ class EngineMeasure:
             result = bench(self._bench_options(server.endpoint), self._show, on_trace)
             if broken := _broken(server, result):
                 return self._failed(launch, broken, server.failure("load"))
+            gaps = self._gaps(server.endpoint)
         except EndpointError as error:
             ended = f" The server had ended; its last words: {server.last_words()}" if has_ended(server) else ""
             return self._failed(launch, f"{error.message}{ended}", server.failure("load"))
@@ -74,9 +79,17 @@ class EngineMeasure:
                 "status": "ok",
                 "start_duration_s": server.start_duration_s,
                 "runs": result.runs,
+                "gaps": gaps,
                 "warnings": result.warnings,
             }
         )
+
+    def _gaps(self, endpoint: str) -> tuple[Gap, ...]:
+        if not self.doubtful:
+            return ()
+        self._progress.stage("asking again where texts differ")
+        prompts = load_workload(self._plan.options.prompts, self._plan.options.num_prompts).prompts
+        return measure_gaps(endpoint, prompts, self.doubtful, output_len=self._plan.output_len)
 
     def mend(self, arm: Arm) -> str | None:
         """After a failed launch: change what the next remedy says and tell it in words; None when nothing is left.

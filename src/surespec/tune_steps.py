@@ -224,6 +224,21 @@ def lossless(goal: Goal, baseline: Sequence[Launch], candidate: Sequence[Launch]
     return compare_texts(baseline, candidate, temperature=goal.temperature)
 
 
+def doubtful(goal: Goal, history: History) -> dict[str, tuple[int, str]]:
+    """Prompts in which an arm's text left the baseline's, with the place and the baseline's text, that have not been
+    asked for the gap there yet."""
+    base = history.ok(BASELINE.name)
+    asked = {(gap.prompt_id, gap.position) for launch in base for gap in launch.gaps}
+    texts = {t.prompt_id: t.text for launch in base[:1] for run in launch.runs for t in run.traces if t.ok}
+    found: dict[str, tuple[int, str]] = {}
+    for arm in known_arms(goal, history):
+        for divergence in lossless(goal, base, history.ok(arm.name)).divergences if base else ():
+            place = (divergence.prompt_id, divergence.position)
+            if place not in asked and divergence.prompt_id in texts:
+                found.setdefault(divergence.prompt_id, (divergence.position, texts[divergence.prompt_id]))
+    return found
+
+
 def arm_notes(goal: Goal, history: History) -> dict[str, str]:
     """What is known about each arm: its measured or predicted speed, or why it failed."""
     notes = {}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine_tools import answer_all, draft_model
+from surespec.core import Gap, Launch
 from surespec.fetch import resolve_model
+from surespec.local import sampler
 from surespec.local.drafters.base import Drafter
 from surespec.local.drafters.eagle3 import Eagle3Drafter
 from surespec.local.drafters.ngram import NgramDrafter
@@ -18,6 +21,8 @@ from surespec.local.speculative import SpeculativeConfig, parse_speculative_conf
 from surespec.local.tokenizer import Tokenizer, load_tokenizer
 from surespec.local.types import SamplingParams
 from surespec.local.weights import load_model_files
+from surespec.lossless import compare_texts
+from test_lossless import make_launch
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -123,3 +128,30 @@ SLACK = 1  # of 18 answers: two counts of rare events are compared
 def differing(a: list[list[int]], b: list[list[int]]) -> int:
     """How many answers are not the same."""
     return sum(x != y for x, y in zip(a, b, strict=True))
+
+
+def as_launch(small: Small, index: int, arm: str, answers: list[list[int]], gaps: tuple[Gap, ...] = ()) -> Launch:
+    texts = [small.tokenizer.decode(tokens) for tokens in answers]
+    return make_launch(index, texts, arm).model_copy(update={"gaps": gaps})
+
+
+def test_an_accept_rule_wrong_in_one_of_two_hundred_tokens_is_caught(small, monkeypatch):
+    """The verdict's own comparison, on 52 prompts of 64 tokens: a mutated engine is at fault, batch mixes are not."""
+    longer = replace(GREEDY, max_tokens=64)
+    plain, mixed = small.run("none", longer)[0], small.run("none", longer, seqs=3)[0]
+    baseline = [as_launch(small, 0, "baseline", plain), as_launch(small, 2, "baseline", mixed)]
+    rng, right = np.random.default_rng(0), sampler.accept_greedy
+
+    def mutated(drafts, target_argmax):
+        accepted, following = right(drafts, target_argmax)
+        if accepted < len(drafts) and rng.random() < 1 / 120:  # at a refusal, so about one token in 200
+            return accepted + 1, int(target_argmax[accepted + 1])
+        return accepted, following
+
+    honest, _ = small.run("eagle3", longer, 3, seqs=5)
+    assert compare_texts(baseline, [as_launch(small, 1, "eagle3-k3", honest)]).lossless is True
+    monkeypatch.setattr(sampler, "accept_greedy", mutated)
+    faulty, _ = small.run("eagle3", longer, 3)
+    assert 0 < differing(faulty, plain) < 40
+    report = compare_texts(baseline, [as_launch(small, 1, "eagle3-k3", faulty)])
+    assert report.lossless is False, report.detail
