@@ -74,7 +74,7 @@ def test_the_page_is_whole_and_offline() -> None:
     assert len(page.ids) == len(set(page.ids)), "ids must be unique in a page"
     assert COMMAND in page.text
     assert "Keep eagle3-k3" in page.text
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 5
     assert "sk-very-secret" not in text
     assert "the answer of the model" not in text, "outputs of the model stay in the bundle"
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from surespec.report.formats import interval, plain, quantity, ratio
-from surespec.report.plots import acceptance_svg, speedup_svg, throughput_svg, timeline_svg
+from surespec.report.plots import acceptance_svg, k_curve_svg, speedup_svg, throughput_svg, timeline_svg
 from surespec.report.view import View
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ def _plots(view: View) -> list[_Plot]:
             "How much of a draft is accepted",
             "p_i: share of drafts whose first i tokens were all accepted.",
             acceptance_svg(view),
+        ),
+        _Plot(
+            "kcurve",
+            "Speed over k, predicted and measured",
+            "Tokens a second of one user; the band is the interval of the prediction from the first probe.",
+            k_curve_svg(view),
         ),
         _Plot(
             "throughput",

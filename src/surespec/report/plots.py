@@ -1,4 +1,4 @@
-"""The four plots of the report as inline SVG, drawn by matplotlib without a display.
+"""The plots of the report as inline SVG, drawn by matplotlib without a display.
 
 Colours are written as place-holders and replaced by CSS variables, so that a plot follows the page's light or dark
 mode; text stays text in the page's own font. The same view gives the same bytes: no date, fixed hash salt, and ids
@@ -111,6 +111,32 @@ def acceptance_svg(view: View) -> str:
         axes.set_xlabel("i: draft position")
         axes.set_ylabel("p_i")
         _legend(axes, len(drafted))
+    return out[0]
+
+
+def k_curve_svg(view: View) -> str:
+    """Line and band: predicted tokens per second over k; dots: measured; a dashed line at the baseline."""
+    rows = view.k_curve
+    if len(rows) < 3:
+        return ""
+    predicted = [row for row in rows if row.predicted is not None]
+    measured = [row for row in rows if row.measured is not None]
+    with _canvas("kcurve", 2.7) as (_, axes, out):
+        ks = [row.k for row in predicted]
+        axes.fill_between(
+            ks, [row.low or 0 for row in predicted], [row.high or 0 for row in predicted], color=BASE, alpha=0.25, lw=0
+        )
+        axes.plot(ks, [row.predicted or 0.0 for row in predicted], color=BASE, lw=1.4, label="predicted")
+        axes.plot(
+            [row.k for row in measured], [row.measured or 0.0 for row in measured], "o", color=ACCENT, label="measured"
+        )
+        axes.axhline(rows[0].measured or 0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_xticks([row.k for row in rows])
+        axes.set_ylim(0, 1.1 * max(value for row in rows for value in (row.high, row.measured) if value))
+        axes.grid(axis="y")
+        axes.set_xlabel("k: tokens drafted a step (0: without speculation)")
+        axes.set_ylabel("tok/s")
+        _legend(axes, 2)
     return out[0]
 
 

@@ -9,6 +9,7 @@ from statistics import geometric_mean, median
 from typing import Literal
 
 from surespec.core import Acceptance, Arm, Launch, Run
+from surespec.predict import calibrated, candidate_ks, predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,67 @@ class LaunchBar:
     loading_s: float
     measuring_s: float
     failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class KRow:
+    """One k of the candidate's drafter at concurrency 1, in tokens per second: predicted from the first probe with its
+    interval, and measured (None: not launched). k = 0 is the baseline."""
+
+    k: int
+    predicted: float | None
+    low: float | None
+    high: float | None
+    measured: float | None
+
+
+def k_curve(launches: Sequence[Launch], arms: Sequence[Arm], candidate: str | None) -> tuple[KRow, ...]:
+    """Predicted and measured speed over k for the candidate's drafter; empty without a candidate or its drafter's p_i.
+
+    Predictions start from the drafter's first good launch, as ``tune`` made them.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    chosen = by_name.get(candidate or "")
+    base = next(iter(_at_one(launches, "baseline")), None)
+    if chosen is None or chosen.is_baseline or base is None:
+        return ()
+    mine = [arm for arm in arms if arm.method == chosen.method and "per_batch_size" not in str(arm.speculative_config)]
+    measured = {
+        arm.num_speculative_tokens: geometric_mean([run.throughput_tok_s for run in runs])
+        for arm in mine
+        if (runs := _at_one(launches, arm.name))
+    }
+    first = next((by_name[x.arm] for x in launches if x.status == "ok" and x.arm in {arm.name for arm in mine}), None)
+    if first is None or not (runs := _at_one(launches, first.name)):
+        return ()
+    k = first.num_speculative_tokens
+    ks = sorted({*candidate_ks(k, runs[0].acceptance), *measured})
+    raw = predict(base, runs[0], k, ks)
+    found = {p.k: p for p in calibrated(raw, k, runs[0].throughput_tok_s / base.throughput_tok_s)}
+    if not found:
+        return ()
+    speed = base.throughput_tok_s
+    zero = geometric_mean([run.throughput_tok_s for run in _at_one(launches, "baseline")])
+    return (
+        KRow(0, None, None, None, zero),
+        *(
+            KRow(
+                one,
+                found[one].speed_ratio * speed if one in found else None,
+                found[one].low * speed if one in found else None,
+                found[one].high * speed if one in found else None,
+                measured.get(one),
+            )
+            for one in ks
+        ),
+    )
+
+
+def _at_one(launches: Sequence[Launch], arm: str) -> list[Run]:
+    """The runs of an arm at concurrency 1 that can be compared, a launch each."""
+    return [
+        run for run in good_runs(launches, arm) if run.concurrency == 1 and run.throughput_tok_s and run.tpot_ms_p50
+    ]
 
 
 def good_runs(launches: Sequence[Launch], arm: str | None) -> list[Run]:

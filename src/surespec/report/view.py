@@ -16,7 +16,18 @@ from typing import Any, Literal
 
 from surespec.core import BASELINE, DEFINITIONS, Arm, Interval, Judgement, Launch, Run
 from surespec.judge_words import percent
-from surespec.report.summaries import ArmRow, CategoryRow, LaunchBar, arm_rows, categories, good_runs, middle, timeline
+from surespec.report.summaries import (
+    ArmRow,
+    CategoryRow,
+    KRow,
+    LaunchBar,
+    arm_rows,
+    categories,
+    good_runs,
+    k_curve,
+    middle,
+    timeline,
+)
 
 Outcome = Literal["better", "worse", "unclear"]
 Status = Literal["keep", "marginal", "disable", "inconclusive", "not_lossless", "failed", "unfinished"]
@@ -72,6 +83,7 @@ class View:
     categories: tuple[CategoryRow, ...]
     arms: tuple[ArmRow, ...]
     timeline: tuple[LaunchBar, ...]
+    k_curve: tuple[KRow, ...]
     lossless: bool | None
     lossless_text: str
     assumptions: tuple[str, ...]
@@ -119,6 +131,7 @@ def build_view(
         categories=by_category,
         arms=arm_rows(arms, launches, baseline, candidate, notes or {}),
         timeline=timeline(launches),
+        k_curve=k_curve(launches, arms, candidate),
         lossless=judgement.lossless if judgement else None,
         lossless_text=_lossless_text(judgement),
         assumptions=judgement.assumptions if judgement else (),
