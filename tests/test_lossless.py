@@ -3,7 +3,7 @@
 import pytest
 
 from surespec.core import Launch, Run, Trace
-from surespec.lossless import compare_texts, first_divergence
+from surespec.lossless import compare_texts, first_divergence, lossy_settings
 
 
 def make_launch(index, texts, arm="baseline", concurrency=1):
@@ -90,3 +90,22 @@ def test_sampled_or_missing_texts_are_not_compared():
     assert compare_texts(launches, [make_launch(1, [""] * 20)]).lossless is None
     failed = launches[0].model_copy(update={"status": "failed"})
     assert compare_texts([failed], launches).lossless is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "eagle3", "rejection_sample_method": "synthetic"}, "rejection_sample_method synthetic is lossy"),
+        ({"rejection_sample_method": "standard"}, ""),
+        ({"fly_window_size": 6}, "fly_window_size 6 is lossy"),
+        ({"--speculative-accept-threshold-single": "0.6"}, "threshold-single 0.6 is lossy"),
+        ({"--speculative-accept-threshold-single": "1.0"}, ""),
+        ({"--speculative-accept-threshold-acc": "$X"}, ""),
+        ({"use_relaxed_acceptance_for_thinking": True}, "relaxed"),
+        ({}, ""),
+    ],
+)
+def test_lossy_settings_are_named(settings, said):
+    found = lossy_settings(settings)
+    assert bool(found) == bool(said)
+    assert said in " ".join(found)

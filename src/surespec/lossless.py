@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from scipy.stats import fisher_exact
 
 from surespec.core import Launch, Noun
+from surespec.rules import load_topic
 
 FAULT_LEVEL = 0.02
 TIE_NATS = 0.5
@@ -52,6 +54,27 @@ class LosslessReport(Noun):
     differing: int = 0
     baseline_differing: int = 0
     divergences: tuple[Divergence, ...] = ()
+
+
+def lossy_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What in a speculative config (vLLM's keys) or among an engine's flags is lossy by design, a sentence each
+    (``rules/lossy.toml``)."""
+    said = []
+    for entry in load_topic("lossy")["setting"]:
+        value = settings.get(entry["key"])
+        if value is None:
+            continue
+        if ("is" in entry and value not in entry["is"]) or ("below" in entry and not _below(value, entry["below"])):
+            continue
+        said.append(f"{entry['key']} {value} is lossy by design: {entry['what']}.")
+    return tuple(said)
+
+
+def _below(value: object, limit: float) -> bool:
+    try:
+        return float(str(value)) < limit
+    except ValueError:
+        return False
 
 
 def first_divergence(a: str, b: str) -> int | None:

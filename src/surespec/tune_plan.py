@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from surespec.engines.base import shell_text
 from surespec.engines.from_recipe import own_arm, recipe_engine
 from surespec.engines.pace import Pace
 from surespec.errors import ConfigError, UsageError
+from surespec.lossless import lossy_settings
 from surespec.recipe.read import read_recipe
 from surespec.rules import policy as find_policy
 from surespec.tune_drafters import KnownDrafters, known_drafters
@@ -274,7 +275,8 @@ def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[t
     recipe = getattr(engine, "recipe", None)
     if recipe is not None and (own := own_arm(recipe)) is not None:  # what it does now, before anything else
         probes = (own, *(probe for probe in probes if probe.method != own.method))
-    refused = {probe.name: why for probe in probes if (why := engine.refusal(probe))}
+    flags = recipe.flags if recipe is not None else {}
+    refused = {probe.name: why for probe in probes if (why := _lossy(probe, flags) or engine.refusal(probe))}
     arms = tuple(probe for probe in probes if probe.name not in refused)
     if not arms:
         reasons = " ".join(refused.values())
@@ -283,6 +285,12 @@ def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[t
             hint="Give --draft-model or --eagle3-head, or allow the method ngram.",
         )
     return (BASELINE, *arms), list(refused.values())
+
+
+def _lossy(arm: Arm, flags: Mapping[str, Any]) -> str:
+    """Why an arm is left out that is lossy by design; its recipe's flags count for it too."""
+    said = lossy_settings({**flags, **(arm.speculative_config or {})})
+    return f"{arm.name} is left out: {' '.join(said)}" if said else ""
 
 
 def make_arm(method: str, k: int, model: str | None = None) -> Arm:
