@@ -249,3 +249,20 @@ def test_a_unit_gives_its_environment_and_folder(tmp_path):
     command = command_of(read_recipe(written(tmp_path, text, "a.service")), {})
     assert command.words == ("/usr/bin/vllm", "serve", "M/N", "--port", "8001")
     assert (dict(command.env), command.cwd) == ({"A": "1", "B": "2 3"}, Path("/opt"))
+
+
+def test_an_activated_environment_is_printed_as_the_path_of_its_program(tmp_path):
+    venv = stand_ins.install(tmp_path / "venv" / "bin")
+    recipe = written(tmp_path, f"source {venv}/activate\nvllm serve M/N\n")
+    assert recipe_engine(read_recipe(recipe)).command(BASELINE) == [f"{venv}/vllm", "serve", "M/N"]
+
+
+def test_a_head_for_llamacpp_has_to_be_converted(tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    engine = recipe_engine(read_recipe(written(tmp_path, "llama-server -m model.gguf --port 8080\n")))
+    assert "only as GGUF" in engine.refusal(make_arm("eagle3", 3, str(head)))
+    assert engine.refusal(make_arm("ngram", 3)) == ""
+    argv, _, _ = engine._launch(make_arm("ngram", 3), 4321)
+    assert "--metrics" in argv and argv[argv.index("--port") + 1] == "4321"
+    assert "--spec-type" in argv

@@ -103,6 +103,11 @@ class RecipeEngine:
         if vllm_release and (problem := vllm_dialect.method_problem(arm.method, self.version)):
             return f"{arm.name} is left out: {problem}."
         model = str((arm.speculative_config or {}).get("model", ""))
+        if self.name == "llamacpp" and model and not model.lower().endswith(".gguf"):
+            return (
+                f"{arm.name} is left out: llama.cpp reads {Path(model).name} only as GGUF. Make it with llama.cpp's "
+                "convert_hf_to_gguf.py and name that file."
+            )
         if model and self.recipe.server.docker is not None and Path(model).exists() and self._outside(model) is None:
             return (
                 f"{arm.name} is left out: {model} is a folder that the container cannot see. "
@@ -129,8 +134,12 @@ class RecipeEngine:
         """The recipe's command with this arm's speculation, on the recipe's own port; secrets are hidden."""
         command = self._command(self._patched(arm).text)
         if command.container is None:
-            settings = [f"{k}={v}" for k, v in command.env.items() if not SECRET.search(k) and k != "PATH"]
-            return [*(["env", *settings] if settings else []), *_hidden(command.words)]
+            words = _hidden(command.words)
+            if "VIRTUAL_ENV" in command.env:  # the path says as much as its activation
+                words[0] = shutil.which(words[0], path=command.env.get("PATH")) or words[0]
+            skipped = ("PATH", "VIRTUAL_ENV")
+            settings = [f"{k}={v}" for k, v in command.env.items() if not SECRET.search(k) and k not in skipped]
+            return [*(["env", *settings] if settings else []), *words]
         box = command.container
         options = [w for name, value in box.options for w in _option(name, value, command.env)]
         published = [] if box.host_network else ["-p", f"{self.recipe.port or box.inner_port}:{box.inner_port}"]
@@ -251,7 +260,8 @@ class RecipeEngine:
     def _outside(self, path: str) -> str | None:
         """Where a path of the engine lies on this machine; None when it is not seen from here."""
         if self.recipe.server.docker is None:
-            return str(Path(path).expanduser()) if Path(path).expanduser().exists() else None
+            here = (self._command(self.recipe.source.text).cwd or Path.cwd()) / Path(path).expanduser()
+            return str(here) if path and here.exists() else None
         for outside, inside in self._volumes():
             if Path(path).is_relative_to(inside):
                 return str(Path(outside) / Path(path).relative_to(inside))
