@@ -1,12 +1,15 @@
 """Tables batch size -> k: without gaps, never worse than their best entry, and in every engine's words."""
 
+import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surespec.errors import UsageError
+from surespec.errors import BundleError, UsageError
 from surespec.local.speculative import parse_speculative_config
 from surespec.schedule import (
     LARGEST_BATCH,
@@ -19,6 +22,10 @@ from surespec.schedule import (
     most_k,
     table,
 )
+from surespec.scheduling import schedule_of
+from surespec.tune import tune
+from surespec.tune_plan import TuneOptions
+from test_tune import Deployment
 
 ratios = st.fixed_dictionaries({k: st.floats(0.3, 3.0) for k in (1, 2, 3, 5)})
 points = st.lists(
@@ -98,3 +105,40 @@ def test_nothing_to_write():
         as_trtllm(table([Point(1, {1: 0.5})]))
     with pytest.raises(ValueError, match="at least one"):
         table([])
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A finished run of a simulated deployment: drafting pays alone and costs under load."""
+    deployment = Deployment(positions={"eagle3": (0.8, 0.6, 0.4, 0.3, 0.2)}, per_k={1: 0.05, 8: 0.4}, tax=-0.04)
+    options = TuneOptions(eagle3_head="head", methods=("eagle3",), out=tmp_path / "run")
+    tune(options, measure=deployment, clock=deployment.clock)
+    return tmp_path / "run"
+
+
+def test_a_bundle_gives_a_table(measured):
+    found = schedule_of(measured, "vllm")
+    assert found.drafts and found.concurrencies == (1, 8)
+    rows = found.setting()["num_speculative_tokens_per_batch_size"]
+    assert rows[0][:2] == [1, 1] or rows[0][2] > 0
+    assert rows[-1][1:] == [LARGEST_BATCH, 0]
+    assert found.setting()["model"] == "head"
+    assert found.document()["schema"] == "surespec/schedule/1"
+    assert min(schedule_of(measured, "trtllm").setting()["draft_len_schedule"].values()) > 0
+
+
+def test_the_command_prints_it_and_its_code_says_whether_to_draft(measured):
+    argv = [sys.executable, "-m", "surespec", "schedule", str(measured), "--engine", "local", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["setting"]["num_speculative_tokens"] == max(row["k"] for row in document["rows"])
+
+
+def test_what_was_not_measured_is_said(measured, tmp_path):
+    with pytest.raises(UsageError, match="the drafter ngram"):
+        schedule_of(measured, "vllm", "ngram")
+    with pytest.raises(UsageError, match="--engine exllama"):
+        schedule_of(measured, "exllama")
+    with pytest.raises(BundleError):
+        schedule_of(tmp_path / "nowhere", "vllm")
