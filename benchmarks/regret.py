@@ -8,7 +8,7 @@ Two sources of truth:
   part of this project). The choice starts from the baseline and one launch of each head at its largest chain (k = 7);
   the acceptance of smaller k is what a run at k = 7 tells of them. Trees (topk > 1) are arms that surespec does not
   launch; the regret against them is printed too.
-* ``--curves``: curves of the embedded engine, tokens per second for k = 0 ... 8, concurrency 1 ... 8, kinds of work,
+* ``--curves``: curves of the embedded engine, tokens per second for k = 0 ... 8, concurrency 1, 4 and 8, chat and copy,
   made by ``--measure`` on this machine (about half an hour).
 
 The choice itself is surespec's: ``predict`` (step costs, p_i), the rule of ``tune_steps`` for what may still win, ties
@@ -148,7 +148,7 @@ def of_curves(path: Path) -> list[Choice]:
     return out
 
 
-def measure(path: Path, output_len: int = 48) -> None:
+def measure(path: Path, num_prompts: int, output_len: int) -> None:
     """Measure the embedded engine's curves: each k is a server of its own."""
     from surespec.bench.runner import BenchOptions, bench
     from surespec.core import BASELINE
@@ -163,9 +163,13 @@ def measure(path: Path, output_len: int = 48) -> None:
         print(f"measuring {arm.name}", file=sys.stderr, flush=True)
         server = engine.start(arm, path.with_suffix(".log"))
         try:
-            for prompts in ("chat", "copy", "code"):
+            for prompts in ("chat", "copy"):
                 options = BenchOptions(
-                    server.endpoint, concurrency=(1, 2, 4, 8), prompts=prompts, num_prompts=8, output_len=output_len
+                    server.endpoint,
+                    concurrency=(1, 4, 8),
+                    prompts=prompts,
+                    num_prompts=num_prompts,
+                    output_len=output_len,
                 )
                 for run in bench(options).runs:
                     slim = run.model_copy(update={"traces": ()}).model_dump(mode="json")
@@ -205,9 +209,11 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="SpecBundle's measurements as one JSON file")
     parser.add_argument("--curves", type=Path, help="curves of the embedded engine")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure those curves first and write them here")
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--output-len", type=int, default=48)
     chosen = parser.parse_args()
     if chosen.measure:
-        measure(chosen.measure)
+        measure(chosen.measure, chosen.num_prompts, chosen.output_len)
     curves = chosen.curves or chosen.measure
     if chosen.data is None and curves is None:
         print(
