@@ -137,6 +137,8 @@ def test_a_winner_is_kept_at_its_best_k(run, tmp_path):
     assert judged.lossless is True
     assert set(judged.ratios) == {"c1", "c8"}
     assert "best of" in judged.why
+    assert judged.stopped == "Stopped after 2 launches of each arm: the verdict was safe."
+    assert "to break even" in Bundle.open(tmp_path / "run").arm_notes()[judged.arm]
     assert judged.assumptions == ()
     bundle = Bundle.open(tmp_path / "run")
     assert bundle.judgement().verdict == "keep"

@@ -273,7 +273,8 @@ class Judgement(Noun):
 
     ``ratios`` is keyed ``c1``, ``c8`` ...; ``why`` is two sentences a newcomer understands; ``lossless`` is None when
     texts were not compared. ``assumptions`` names what the verdict rests on and was not measured.
-    ``confidence`` is that of the intervals in ``ratios`` (see ``stats.look_confidence``). ``gpu_memory_utilization`` is
+    ``confidence`` is that of the intervals in ``ratios`` (see ``stats.look_confidence``); ``stopped`` says why no more
+    was launched. ``gpu_memory_utilization`` is
     what the arm needed to start, where that is not the deployment's own.
     """
 
@@ -286,6 +287,7 @@ class Judgement(Noun):
     command: str = ""
     ratios: dict[str, Ratios] = {}
     confidence: float = 0.95
+    stopped: str = ""
     lossless: bool | None = None
     lossless_detail: str = ""
     launches: tuple[Launch, ...] = ()

@@ -86,15 +86,19 @@ def step_share(k: int, k_probed: int, fixed_share: float) -> float:
     return fixed_share + (1 - fixed_share) * k / k_probed if k > 0 else 0.0
 
 
+def tokens_per_step(run: Run) -> float | None:
+    """Mean tokens a decoding step of a run gives, steps without a draft included; None where it cannot be told."""
+    steps = _steps(run, run.acceptance)
+    return None if steps is None or run.acceptance is None else 1 + run.acceptance.accepted / steps
+
+
 def break_even_tokens(baseline: Run, probe: Run, gain: float = 0.0) -> float | None:
     """Tokens a step that the probed k needs on this device to be ``gain`` faster than the baseline (0: as fast): the
     step's cost over the baseline's, times 1 + gain. Beside the measured 1 + accepted / drafts it says what a better
     drafter would have to reach. None when the probe tells nothing."""
-    step_0, tpot = served_tpot_ms(baseline), served_tpot_ms(probe)
-    steps = _steps(probe, probe.acceptance)
-    if not step_0 or not tpot or steps is None or probe.acceptance is None:
+    step_0, tpot, tokens = served_tpot_ms(baseline), served_tpot_ms(probe), tokens_per_step(probe)
+    if not step_0 or not tpot or tokens is None:
         return None
-    tokens = 1 + probe.acceptance.accepted / steps
     return (1 + gain) * tpot * tokens / step_0
 
 

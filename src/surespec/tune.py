@@ -29,7 +29,7 @@ from surespec.rules import policy as find_policy
 from surespec.store import Bundle, utc_now
 from surespec.tune_existing import check_existing, leave_running
 from surespec.tune_measure import EngineMeasure, Measure
-from surespec.tune_plan import TuneOptions, TunePlan, engine_for, plan_tune
+from surespec.tune_plan import MIN_LAUNCHES, TuneOptions, TunePlan, engine_for, plan_tune
 from surespec.tune_steps import Goal, History
 
 TraceSink = Callable[[int, Trace], None]
@@ -242,6 +242,8 @@ def _conclude(goal: Goal, history: _History, plan: TunePlan, engine: Engine, out
         judgement = steps.verdict(
             goal, view, best, command=shell_text(engine.command(best)), baseline_command=baseline_command
         )
+    if best is not None:
+        judgement = judgement.model_copy(update={"stopped": _why_it_stopped(goal, view, best, judgement, out_of_time)})
     warnings = [*judgement.warnings, *_other_warnings(goal, view, best)]
     if isinstance(engine, RecipeEngine) and engine.utilization is not None:
         judgement = judgement.model_copy(update={"gpu_memory_utilization": engine.utilization})
@@ -255,6 +257,19 @@ def _conclude(goal: Goal, history: _History, plan: TunePlan, engine: Engine, out
             "report": "" if judgement.verdict == "failed" else str(plan.options.out / "report.html"),
         }
     )
+
+
+def _why_it_stopped(goal: Goal, view: History, best: Arm, judgement: Judgement, out_of_time: bool) -> str:
+    """Why nothing more was launched, one sentence."""
+    done = min(len(view.ok(BASELINE.name)), len(view.ok(best.name)))
+    each = f"{done} launches of each arm" if done > 1 else "one launch of each arm"
+    if judgement.verdict != "inconclusive" and done >= MIN_LAUNCHES:
+        return f"Stopped after {each}: the verdict was safe."
+    if out_of_time:
+        return f"Stopped after {each}: the budget was spent."
+    if done >= goal.max_launches:
+        return f"Stopped after {each}, the most there may be."
+    return f"Stopped after {each}: an arm failed to start again."
 
 
 def _nothing_to_judge(goal: Goal, view: History, baseline_command: str) -> Judgement:

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from surespec.core import BASELINE, Arm, Judgement, Launch, Policy, Run
 from surespec.judge import judge
 from surespec.lossless import LosslessReport, compare_texts
-from surespec.predict import TIE, Prediction, calibrated, candidate_ks, choose, predict
+from surespec.predict import (
+    TIE,
+    Prediction,
+    break_even_tokens,
+    calibrated,
+    candidate_ks,
+    choose,
+    predict,
+    tokens_per_step,
+)
 from surespec.stats import look_confidence, usable
 from surespec.tune_plan import MIN_LAUNCHES, named_arm, with_k
 
@@ -250,12 +259,24 @@ def arm_notes(goal: Goal, history: History) -> dict[str, str]:
             said.append(f"predicted {predicted[arm.name]:.2f} times the baseline's speed")
         if history.ok(arm.name):
             said.append(f"measured {score(goal, history, arm)[1]:.2f} times")
+            said += _break_even(history, arm)
         elif failures:
             said.append(f"failed: {failures[-1].failure}")
         else:
             said.append("not measured")
         notes[arm.name] = ", ".join(said)
     return notes
+
+
+def _break_even(history: History, arm: Arm) -> list[str]:
+    """What a drafter would have to reach at this k to be as fast as the baseline, beside what it reaches."""
+    base, mine = _run(history.ok(BASELINE.name)[0], 1), _run(history.ok(arm.name)[0], 1)
+    if base is None or mine is None or mine.acceptance is None or not mine.acceptance.drafts:
+        return []
+    needed, reached = break_even_tokens(base, mine), tokens_per_step(mine)
+    if needed is None or reached is None:
+        return []
+    return [f"a step gives {reached:.2f} tokens and has to give {needed:.2f} to break even"]
 
 
 def _speed_ratio(policy: Policy, history: History, arm: Arm, width: int) -> float | None:

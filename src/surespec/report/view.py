@@ -121,7 +121,9 @@ def build_view(
         status=judgement.verdict if judgement else "unfinished",
         badge=BADGES[judgement.verdict if judgement else "unfinished"],
         headline=_headline(judgement, candidate, rows),
-        why=judgement.why if judgement else "The run ended before a verdict. What was measured so far is below.",
+        why=" ".join(filter(None, (judgement.why, judgement.stopped)))
+        if judgement
+        else "The run ended before a verdict. What was measured so far is below.",
         policy=judgement.policy if judgement else "",
         candidate=candidate,
         interval_label=f"{percent(judgement.confidence if judgement else 0.95)} interval",
