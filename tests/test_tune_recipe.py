@@ -17,8 +17,8 @@ from surespec.apply import decision, plan_apply, write
 from surespec.bench.runner import BenchOptions, bench
 from surespec.core import BASELINE
 from surespec.engines.from_recipe import recipe_engine
-from surespec.errors import ConfigError, EngineError, UsageError
-from surespec.recipe.command import command_of
+from surespec.errors import ConfigError, EngineError, ModelError, UsageError
+from surespec.recipe.command import command_of, secrets_of
 from surespec.recipe.read import read_recipe
 from surespec.store import Bundle
 from surespec.tune import TuneProgress, tune
@@ -209,7 +209,9 @@ def test_a_head_the_container_cannot_see_is_left_out(programs, model, tmp_path):
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        ("vllm serve $(pick-model)/x\n", "a.sh", "names no model"),
+        ("vllm serve $(pick-model)/x\n", "a.sh", "line 1: the model is only known when it runs"),
+        ("vllm serve $M\n", "a.sh", "line 1: .*M"),
+        ("vllm serve M/N --speculative-config {bad json\n", "a.sh", "line 1: .*--speculative-config"),
         ("vllm serve M/N --port $(pick)\n", "a.sh", "line 1: only running it would tell what .*pick"),
         ("vllm serve M/N --port ${NOT_SET_ANYWHERE}\n", "a.sh", "NOT_SET_ANYWHERE"),
         ("services:\n  a:\n    image: vllm/vllm-openai:v0.31.0\n    command: [--model, M/N]\n", "a.yaml", "compose"),
@@ -266,3 +268,72 @@ def test_a_head_for_llamacpp_has_to_be_converted(tmp_path):
     argv, _, _ = engine._launch(make_arm("ngram", 3), 4321)
     assert "--metrics" in argv and argv[argv.index("--port") + 1] == "4321"
     assert "--spec-type" in argv
+
+
+def test_a_key_that_the_engine_prints_is_kept_nowhere(tmp_path, monkeypatch):
+    """The engine's own words may hold it in any form."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "vllm").write_text(f"#!/bin/sh\necho boom error: {KEY} is no valid key\nexit 3\n")
+    (fake / "vllm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("surespec.tune.check_existing", lambda plan: ())
+    recipe = written(tmp_path, f"vllm serve M/N --api-key {KEY}\n")
+    judgement = tune(TuneOptions(recipe=str(recipe), out=tmp_path / "run", concurrency=(1,), num_prompts=2))
+    assert judgement.verdict == "failed" and "boom" in judgement.why
+    assert KEY not in judgement.model_dump_json()
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert KEY.encode() not in kept
+
+
+def test_counts_of_tokens_are_no_secrets(tmp_path):
+    text = "export HF_TOKEN='hf-abcdef-123456'\nvllm serve M/N --max-num-batched-tokens 131072 --api-key $MY_KEY\n"
+    recipe = read_recipe(written(tmp_path, text))
+    assert secrets_of(recipe, {"MY_KEY": "k-98765"}) == ("hf-abcdef-123456", "k-98765")
+    assert recipe.flags["--max-num-batched-tokens"] == "131072"
+
+
+def test_the_diff_of_apply_hides_secrets_and_the_file_keeps_them(tmp_path):
+    recipe = written(tmp_path, f"vllm serve M/N --api-key {KEY}\n")
+    config = '{"method":"ngram","num_speculative_tokens":3}'
+    argv = [sys.executable, "-m", "surespec", "apply", "--recipe", str(recipe), "--speculative-config", config, "--yes"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0 and "ngram" in done.stdout and KEY not in done.stdout + done.stderr
+    assert KEY in recipe.read_text() and "ngram" in recipe.read_text()
+
+
+def test_the_folder_of_the_script_is_known(tmp_path):
+    recipe = written(tmp_path, 'cd "$(dirname "$0")"\nvllm serve ./model\n')
+    assert command_of(read_recipe(recipe), {}).cwd == tmp_path
+
+
+def test_a_plan_says_what_is_missing_here(tmp_path):
+    plan = plan_tune(TuneOptions(recipe=str(written(tmp_path, "/opt/nowhere/vllm serve M/N\n"))))
+    assert any("starts /opt/nowhere/vllm, which is not here" in remark for remark in plan.remarks)
+    with pytest.raises(ModelError, match="no drafter /nope"):
+        plan_tune(TuneOptions(recipe=str(written(tmp_path, "vllm serve M/N\n")), eagle3_head="/nope"))
+
+
+def test_a_managed_recipe_of_any_engine_says_its_own_command(tmp_path):
+    recipe = written(tmp_path, "llama-server -m /m.gguf --port 8080\n")
+    plan = plan_tune(TuneOptions(recipe=str(recipe), managed=True, endpoint="http://127.0.0.1:8080"))
+    assert plan.commands["baseline"] == "llama-server -m /m.gguf --port 8080"
+    assert "--spec-type" in plan.commands["ngram-k5"]
+
+
+def test_the_kept_original_goes_with_undo_and_a_changed_recipe_is_said(programs, model, tmp_path):
+    recipe = native(tmp_path, model)
+    kept_run(tmp_path, recipe)
+    before = recipe.read_bytes()
+    apply_it = [sys.executable, "-m", "surespec", "apply", str(tmp_path / "run"), "--yes"]
+    undo_it = [sys.executable, "-m", "surespec", "undo", str(tmp_path / "run")]
+    done = subprocess.run(apply_it, capture_output=True, text=True)
+    assert done.returncode == 0 and "changed since" not in done.stderr
+    assert (tmp_path / "run" / "recipe" / "original").read_bytes() == before
+    assert subprocess.run(undo_it, capture_output=True).returncode == 0
+    assert recipe.read_bytes() == before and not (tmp_path / "run" / "recipe" / "original").exists()
+    again = subprocess.run(undo_it, capture_output=True, text=True)
+    assert again.returncode == 0 and "already" in again.stdout
+    recipe.write_bytes(before.replace(b"2048", b"1024"))
+    done = subprocess.run(apply_it, capture_output=True, text=True)
+    assert done.returncode == 0 and "was changed since it was measured" in done.stderr

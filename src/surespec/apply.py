@@ -33,6 +33,13 @@ class Decision:
     gpu_memory_utilization: float | None = None
     verdict: str = ""
     service: str | None = None
+    recipe_sha256: str = ""
+
+    def changed_since(self) -> bool:
+        """Whether the recipe is no longer the one that was measured."""
+        if self.recipe is None or not self.recipe_sha256 or not self.recipe.is_file():
+            return False
+        return _hash(_read(self.recipe)) != self.recipe_sha256
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,10 @@ def decision(bundle: Path) -> Decision:
     recipe, service = options.get("recipe"), options.get("service")
     service = service if isinstance(service, str) else None
     path = Path(recipe) if isinstance(recipe, str) and recipe else None
+    measured = str(manifest.get("recipe_sha256") or "")
     verdict = str(judgement.get("verdict", ""))
     if verdict == "disable":
-        return Decision(path, None, verdict=verdict, service=service)
+        return Decision(path, None, verdict=verdict, service=service, recipe_sha256=measured)
     config = judgement.get("speculative_config")
     if verdict not in ("keep", "marginal") or not isinstance(config, dict):
         raise UsageError(
@@ -77,7 +85,8 @@ def decision(bundle: Path) -> Decision:
             hint="Measure more with --resume, or give --speculative-config yourself.",
         )
     utilization = judgement.get("gpu_memory_utilization")
-    return Decision(path, config, utilization if isinstance(utilization, float) else None, verdict, service)
+    share = utilization if isinstance(utilization, float) else None
+    return Decision(path, config, share, verdict, service, measured)
 
 
 def plan_apply(
@@ -156,11 +165,14 @@ def undo(place: Path) -> tuple[Path, bool]:
     if journal is None:
         raise BundleError(f"{place}: nothing to undo here.", hint="Name the folder or recipe of surespec apply.")
     path = Path(journal["recipe"])
+    if not (folder / "original").exists() and _hash(_read(path)) == journal["original_sha256"]:
+        return path, False
     original = _read(folder / "original")
     if _hash(original) != journal["original_sha256"]:
         raise BundleError(f"{folder / 'original'} was changed, so it is not put back.", hint=f"Compare it with {path}.")
     now = _read(path)
     if now == original:
+        _forget(folder / "original")
         return path, False
     if _hash(now) != journal["applied_sha256"]:
         raise UsageError(
@@ -173,7 +185,14 @@ def undo(place: Path) -> tuple[Path, bool]:
         raise InputFileError(
             f"{path} cannot be written: {error.strerror or error}.", hint="It is unchanged."
         ) from error
+    _forget(folder / "original")
     return path, True
+
+
+def _forget(original: Path) -> None:
+    """The copy may hold keys of the recipe, so it goes once it is of no more use."""
+    with contextlib.suppress(OSError):
+        original.unlink()
 
 
 def undo_folder(recipe: Path) -> Path:

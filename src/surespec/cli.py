@@ -187,7 +187,10 @@ def judge(
 @app.command()
 def tune(
     recipe: Annotated[
-        Path | None, typer.Option(help="The file that starts your deployment; it is started as it stands.")
+        Path | None,
+        typer.Option(
+            help="The file that starts your deployment; it is read, and its command is launched for each arm."
+        ),
     ] = None,
     service: Annotated[str | None, typer.Option(help="Which server, where the recipe starts several.")] = None,
     model: Annotated[

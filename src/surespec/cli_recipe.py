@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -31,14 +32,17 @@ def apply_command(
 ) -> None:
     """Write the found setting into your recipe. Shows a diff and keeps the old file; surespec undo puts it back."""
     from surespec.apply import decision, plan_apply, write
+    from surespec.engines.log_tail import redact, remember_secrets
+    from surespec.recipe.command import secrets_of
 
     config: dict[str, Any] | None
-    path, utilization, folder = recipe, gpu_memory_utilization, None
+    path, utilization, folder, stale = recipe, gpu_memory_utilization, None, False
     if speculative_config:
         config = _config(speculative_config)
     elif directory is not None:
         decided = decision(directory)
         config, path = decided.speculative_config, recipe or decided.recipe
+        stale = recipe is None and decided.changed_since()
         service = service or (decided.service or "" if recipe is None else "")
         utilization = utilization if utilization is not None else decided.gpu_memory_utilization
     else:
@@ -48,11 +52,16 @@ def apply_command(
     if path is None:
         raise UsageError("apply: no recipe.", hint="The tune was run without one; name it with --recipe FILE.")
     applied = plan_apply(path, config, folder=folder, service=service or None, gpu_memory_utilization=utilization)
+    remember_secrets(secrets_of(applied.recipe, os.environ))
     found = [f"{applied.recipe.path}, {d}" for d in applied.recipe.diagnoses]
+    if stale and applied.patched.changed:
+        found.append(
+            f"Careful: {applied.recipe.path} was changed since it was measured; the verdict is of the old one."
+        )
     for line in [*found, *applied.patched.notes]:
         print(line, file=sys.stderr)
     if not as_json:
-        sys.stdout.write(applied.patched.diff.encode("utf-8", "replace").decode("utf-8"))
+        sys.stdout.write(redact(applied.patched.diff).encode("utf-8", "replace").decode("utf-8"))
         sys.stdout.flush()
     written = not dry_run and applied.patched.changed
     if written and not yes and not as_json:
@@ -62,7 +71,8 @@ def apply_command(
     if written:
         write(applied)
     if as_json:
-        json.dump({**applied.document(), "written": written}, sys.stdout, indent=2)
+        document = {**applied.document(), "diff": redact(applied.patched.diff), "written": written}
+        json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     elif not applied.patched.changed:
         print(f"{path} says this already; nothing to write.", file=sys.stderr)

@@ -12,7 +12,7 @@ from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
 from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
 from surespec.engines.base import shell_text
-from surespec.engines.from_recipe import own_arm, recipe_engine
+from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
 from surespec.engines.pace import Pace
 from surespec.errors import ConfigError, UsageError
 from surespec.lossless import lossy_settings
@@ -97,7 +97,7 @@ class TuneOptions:
                 "--managed and --endpoint belong together: the server there is started by you for each arm.",
                 hint="Give both, or neither.",
             )
-        if self.managed and self.engine != "vllm":
+        if self.managed and self.engine != "vllm" and self.recipe is None:
             raise UsageError(f"--managed with --engine {self.engine}: it can say the commands of vLLM only.")
         if self.apply and not self.stop_existing:
             raise UsageError(
@@ -234,7 +234,7 @@ def plan_tune(options: TuneOptions) -> TunePlan:
         launch_s=launch_seconds(pace, num_prompts, output_len, options.concurrency),
         expected_launches=len(arms) + 1 + MIN_LAUNCHES,  # one more k, and the second launch of two arms
         commands={arm.name: shell_text(engine.command(arm)) for arm in arms},
-        remarks=tuple(text for text in (known.remark, *refused, *workload.warnings) if text),
+        remarks=tuple(text for text in (known.remark, *refused, *workload.warnings, _missing(engine)) if text),
     )
 
 
@@ -248,6 +248,12 @@ def with_recipe(options: TuneOptions) -> TuneOptions:
         return replace(options, engine=recipe.engine, model=recipe.model)
     engine = recipe_engine(recipe)
     return replace(options, engine=engine.name, model=engine.target)
+
+
+def _missing(engine: Engine) -> str:
+    """What a recipe's command needs that is not here, as a remark: a plan may be made elsewhere."""
+    problem = engine.missing() if isinstance(engine, RecipeEngine) else ""
+    return f"Careful: {problem}, so nothing could be launched." if problem else ""
 
 
 def engine_for(options: TuneOptions) -> Engine:
@@ -282,7 +288,7 @@ def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[t
         reasons = " ".join(refused.values())
         raise UsageError(
             f"There is no drafter to try. {reasons}".rstrip(),
-            hint="Give --draft-model or --eagle3-head, or allow the method ngram.",
+            hint="" if refused else "Give --draft-model or --eagle3-head, or allow the method ngram.",
         )
     return (BASELINE, *arms), list(refused.values())
 

@@ -24,8 +24,9 @@ from surespec.dialects.base import compact_json
 from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook, shell_text
 from surespec.engines.failures import Failure, Moment, Remedy, classify
+from surespec.engines.from_recipe import recipe_engine
 from surespec.engines.pace import Pace
-from surespec.errors import EngineError, SurespecError
+from surespec.errors import EngineError, SurespecError, UsageError
 from surespec.probe import probe_endpoint
 from surespec.recipe.base import Recipe
 from surespec.recipe.patch import patch_recipe
@@ -134,7 +135,12 @@ class ManagedEngine:
         return None
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
-        """The command in vLLM's words; the user's own flags come beside these."""
+        """The command in vLLM's words; the user's own flags come beside these. With a recipe, the recipe's."""
+        if self.recipe is not None:
+            try:
+                return recipe_engine(self.recipe).command(arm, port)
+            except UsageError:
+                pass  # of a kind that is no command (compose, Kubernetes): the instruction says what to change in it
         parts = urllib.parse.urlsplit(self.endpoint)
         argv = ["vllm", "serve", self.model, "--port", str(parts.port or (443 if parts.scheme == "https" else 80))]
         if (config := self._config(arm)) is not None:

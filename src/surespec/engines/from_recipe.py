@@ -25,15 +25,17 @@ from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
 from surespec.engines.hf_target import misfit
+from surespec.engines.log_tail import remember_secrets
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import ask
-from surespec.errors import EngineError, SurespecError, UsageError
+from surespec.errors import EngineError, ModelError, SurespecError, UsageError
 from surespec.fetch import PACKAGED_HEADS, hf_folder, known_models, packaged_head
 from surespec.recipe.base import Patched, Recipe
-from surespec.recipe.command import SECRET, Command, command_of, with_flag
+from surespec.recipe.command import SECRET, Command, command_of, secrets_of, with_flag
 from surespec.recipe.patch import patch_recipe
 from surespec.recipe.read import read_text
+from surespec.recipe.speculation import find
 from surespec.recipe.text import Source
 
 START_TIMEOUT_S = 1800.0
@@ -90,6 +92,10 @@ class RecipeEngine:
         """As the recipe's engine sees it: for a container, a folder of this machine by the volume it lies in."""
         path = Path(_known_place(name)).expanduser()
         if not path.exists():
+            if name.startswith(("/", "./", "../", "~")) and self._outside(name) is None:
+                raise ModelError(
+                    f"There is no drafter {name} here.", hint="Name a folder, a file or a Hugging Face id."
+                )
             return name
         return self._inside(path.absolute()) or str(path.absolute())
 
@@ -119,16 +125,22 @@ class RecipeEngine:
 
     def prepare(self, arms: Sequence[Arm], progress: FetchHook) -> None:
         """The program has to be here; models are the recipe's affair."""
-        command = self._command(self._patched(arms[0]).text)
+        if problem := self.missing():
+            raise EngineError(
+                f"{problem}.",
+                hint="Put it on PATH or run surespec where the deployment runs; or start each arm yourself: --managed.",
+            )
+
+    def missing(self) -> str:
+        """What the command needs and this machine has not: its program or its folder; empty with both."""
+        command = self._command(self.recipe.source.text)
         program = command.container.program[0] if command.container else command.words[0]
         path = command.env.get("PATH") or os.environ.get("PATH", "")
         if not (command.cwd or Path()).is_dir():
-            raise EngineError(f"{self.recipe.path}: there is no folder {command.cwd} here.", hint="It runs elsewhere?")
+            return f"{self.recipe.path} is run in {command.cwd}, a folder that is not here"
         if shutil.which(program, path=path) is None and not ((command.cwd or Path()) / program).is_file():
-            raise EngineError(
-                f"{self.recipe.path} starts {program}, which is not here.",
-                hint="Run surespec on the machine of the deployment, or use --managed with --endpoint.",
-            )
+            return f"{self.recipe.path} starts {program}, which is not here"
+        return ""
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
         """The recipe's command with this arm's speculation, on the recipe's own port; secrets are hidden."""
@@ -294,8 +306,14 @@ def recipe_engine(recipe: Recipe) -> RecipeEngine:
             f"{recipe.path}: surespec tune does not start {recipe.engine} deployments.",
             hint="surespec plan --recipe says what can work; tune --managed --endpoint measures what you start.",
         )
-    if not recipe.model:
-        raise UsageError(f"{recipe.path}: the command names no model.", hint="Add it to the command.")
+    remember_secrets(secrets_of(recipe, os.environ))
+    for fault in recipe.diagnoses:
+        if fault.name in ("no-model", "model-unknown"):
+            raise UsageError(f"{recipe.path}, line {fault.line}: {fault.sentence}", hint=fault.fix)
+    spec = find(recipe.parsed, recipe.engine, recipe.engine_version, recipe.source)
+    if spec.broken and spec.config is None and spec.diagnoses:
+        fault = next(iter(spec.diagnoses))
+        raise UsageError(f"{recipe.path}, line {fault.line}: {fault.sentence}", hint="Mend or remove it first.")
     command_of(recipe, os.environ)
     return RecipeEngine(recipe)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 REMOVED = "<removed>"
 TAIL_BYTES = 256 * 1024
+SHORTEST_SECRET = 6  # shorter values would take words out of every line
 
 _NAME = (
     r"(?:hf_?token|hugging_?face_?hub_?token|(?:\w*_)?api[_-]?keys?|(?:\w*_)?(?:access|auth|secret)[_-]?(?:key|token))"
@@ -42,11 +43,22 @@ _LOGGER = re.compile(
 _NOISE = re.compile(r"^[\^~\s|+=\-]*$")
 _NAMED = re.compile(r"\b(?:(?i:error|refused|failed|fatal)|\w+(?:Error|Exception))\b")
 # Lines that name an error and only point at another one, or are source code.
+_ADVICE = re.compile(r"^Run '(?:docker|podman) run --help' for more information")
 _POINTS = re.compile(r"[Ss]ee (?:root cause|(?:the )?stack trace)|^For further information visit|^raise ")
+
+
+_known: set[str] = set()
+
+
+def remember_secrets(values: Iterable[str]) -> None:
+    """Values that are secrets whatever stands around them (a recipe's key): ``redact`` removes them from now on."""
+    _known.update(value for value in values if len(value) >= SHORTEST_SECRET)
 
 
 def redact(text: str) -> str:
     """The text without keys and tokens; what is left stays in its place."""
+    for value in sorted(_known, key=len, reverse=True):
+        text = text.replace(value, REMOVED)
     for pattern in _SECRETS:
         text = pattern.sub(rf"\g<keep>{REMOVED}", text)
     return text
@@ -80,7 +92,7 @@ def meaningful(lines: Iterable[str]) -> list[str]:
 
 def last_meaningful(lines: Sequence[str], limit: int = 300) -> str:
     """The last line that names an error, else the last that says something; at most ``limit`` characters."""
-    said = meaningful(lines)
+    said = [line for line in meaningful(lines) if not _ADVICE.search(line)] or meaningful(lines)
     named = [line for line in said if _NAMED.search(line)]
     causes = [line for line in named if not _POINTS.search(line)]
     return (causes or named or said or [""])[-1][:limit]

@@ -12,7 +12,7 @@ from surespec.recipe.locate import Server
 from surespec.recipe.text import Source
 
 Kind = Literal["docker", "compose", "cmdline", "systemd", "kubernetes", "dynamo", "dynamo_script"]
-_SECRET = re.compile(r"(api-?key|token|secret|password|credential)", re.I)
+_SECRET = re.compile(r"(api-?key|token(?!s|iz)|secret|password|credential)", re.I)
 
 
 @dataclass(frozen=True)

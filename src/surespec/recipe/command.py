@@ -22,11 +22,12 @@ from surespec.recipe.shell_nouns import Assignment, Simple
 from surespec.recipe.text import FILE, OPAQUE, ShellQuote
 
 _NAMED = re.compile(r"\$(?:(\w+)|\{(\w+)(?:[-:?+=].*)?\})", re.S)
+_OWN_FOLDER = re.compile(r"""\$\(\s*dirname\s+(?:--\s+)?["']?\$(?:0|\{0\}|\{?BASH_SOURCE(?:\[0\])?\}?)["']?\s*\)""")
 _DROPPED = {
     "--name", "--detach", "--interactive", "--tty", "--rm", "--restart", "--publish", "-p", "--publish-all", "-P",
     "--cidfile", "-",
 }  # fmt: skip
-SECRET = re.compile(r"api[-_]?key|token|secret|passw|credential", re.I)
+SECRET = re.compile(r"api[-_]?key|token(?!s|iz)|secret|passw|credential", re.I)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ def command_of(recipe: Recipe, environ: Mapping[str, str]) -> Command:
     if not server.args and not server.program:
         first = len(after)
     return Command(tuple(fill(arg) for arg in after), first, {**env, **secret_env}, cwd, container)
+
+
+def secrets_of(recipe: Recipe, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of what is secret by its name in a recipe: flags of the engine, variables set for it."""
+    found = []
+    for flag in recipe.parsed.flags:
+        if SECRET.search(flag.name):
+            found += [flag.value or "", *(arg.text for arg in flag.values)]
+    pairs = re.findall(r"""(?m)\b([A-Za-z_]\w*)=(?:"([^"\n]*)"|'([^'\n]*)'|([^\s"']+))""", recipe.source.text)
+    found += ["".join(values) for name, *values in pairs if SECRET.search(name)]
+    named = [environ.get(name.strip("${}"), "") for name in found if name.startswith("$")]
+    return tuple(dict.fromkeys(value for value in (*found, *named) if value and not value.startswith("$")))
 
 
 def with_flag(words: Sequence[str], start: int, name: str, value: str | None, aliases: Sequence[str] = ()) -> list[str]:
@@ -266,6 +279,8 @@ class _Filler:
             if not SECRET.search(name):
                 raise self._unknown(raw, arg, f"Set {name} in the environment of surespec.")
             return ""
+        if _OWN_FOLDER.fullmatch(raw):
+            return str(self._recipe.path.absolute().parent)
         inner = re.sub(r"\s+", " ", raw.strip("`").removeprefix("$(").removesuffix(")").strip())
         known = {"pwd": str(self._cwd), "id -u": str(os.getuid()), "id -g": str(os.getgid())}
         if inner in known:
@@ -277,4 +292,4 @@ class _Filler:
         return UsageError(f"{self._recipe.path}, line {line}: only running it would tell what {raw} is.", hint=hint)
 
 
-__all__ = ["Command", "Container", "command_of", "with_flag"]
+__all__ = ["Command", "Container", "command_of", "secrets_of", "with_flag"]
