@@ -125,7 +125,7 @@ def launches_needed(compared: Mapping[str, Comparison], policy: Policy) -> int |
     where not even ``MOST_FORESEEN`` would do (the ratio is too near to a threshold, or the prompts are too few)."""
     single = compared[f"c{DECIDING_CONCURRENCY}"]
     load = compared.get(f"c{policy.load_concurrency}")
-    for launches in range(max(2, min(single.launches)), MOST_FORESEEN + 1):
+    for launches in range(min(single.launches) + 1, MOST_FORESEEN + 1):
         confidence = look_confidence(launches, launches)
         evidence = Evidence(
             single.foreseen(launches, confidence), load.foreseen(launches, confidence) if load is not None else None
