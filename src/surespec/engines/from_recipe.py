@@ -25,14 +25,15 @@ from surespec.dialects.versions import release
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
 from surespec.engines.hf_target import misfit
+from surespec.engines.llamacpp import unconverted
 from surespec.engines.log_tail import remember_secrets
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import ask
 from surespec.errors import EngineError, ModelError, SurespecError, UsageError
 from surespec.fetch import PACKAGED_HEADS, hf_folder, known_models, packaged_head
-from surespec.recipe.base import Patched, Recipe
-from surespec.recipe.command import SECRET, Command, command_of, secrets_of, with_flag
+from surespec.recipe.base import SECRET, Patched, Recipe
+from surespec.recipe.command import Command, command_of, secrets_of, with_flag
 from surespec.recipe.patch import patch_recipe
 from surespec.recipe.read import read_text
 from surespec.recipe.speculation import find
@@ -61,6 +62,11 @@ class RecipeEngine:
     def name(self) -> str:
         """The recipe's engine."""
         return self.recipe.engine
+
+    @cached_property
+    def _own(self) -> Command:
+        """The command as the recipe has it."""
+        return command_of(self.recipe, os.environ)
 
     @cached_property
     def version(self) -> str:
@@ -109,11 +115,8 @@ class RecipeEngine:
         if vllm_release and (problem := vllm_dialect.method_problem(arm.method, self.version)):
             return f"{arm.name} is left out: {problem}."
         model = str((arm.speculative_config or {}).get("model", ""))
-        if self.name == "llamacpp" and model and not model.lower().endswith(".gguf"):
-            return (
-                f"{arm.name} is left out: llama.cpp reads {Path(model).name} only as GGUF. Make it with llama.cpp's "
-                "convert_hf_to_gguf.py and name that file."
-            )
+        if self.name == "llamacpp" and (problem := unconverted(arm, "FOLDER-OF-THE-TARGET")):
+            return problem
         if model and self.recipe.server.docker is not None and Path(model).exists() and self._outside(model) is None:
             return (
                 f"{arm.name} is left out: {model} is a folder that the container cannot see. "
@@ -133,7 +136,7 @@ class RecipeEngine:
 
     def missing(self) -> str:
         """What the command needs and this machine has not: its program or its folder; empty with both."""
-        command = self._command(self.recipe.source.text)
+        command = self._own
         program = command.container.program[0] if command.container else command.words[0]
         path = command.env.get("PATH") or os.environ.get("PATH", "")
         if not (command.cwd or Path()).is_dir():
@@ -156,10 +159,6 @@ class RecipeEngine:
         options = [w for name, value in box.options for w in _option(name, value, command.env)]
         published = [] if box.host_network else ["-p", f"{self.recipe.port or box.inner_port}:{box.inner_port}"]
         return [*box.program, "run", "--rm", *options, *published, box.image, *_hidden(command.words)]
-
-    def patched(self, arm: Arm) -> Patched:
-        """The recipe as this arm needs it."""
-        return self._patched(arm)
 
     def mended(self, arm: Arm, remedy: Remedy) -> RecipeEngine | None:
         """With less or more memory, a shorter context, or a field left out."""
@@ -251,7 +250,7 @@ class RecipeEngine:
 
     def _python(self) -> Path | None:
         """The interpreter that runs a native vLLM."""
-        command = self._command(self.recipe.source.text)
+        command = self._own
         path = command.env.get("PATH") or os.environ.get("PATH", "")
         words = command.words[: command.server_at]
         program = next((w for w in words if Path(w).name == "vllm" or Path(w).name.startswith("python")), None)
@@ -265,14 +264,14 @@ class RecipeEngine:
         """(outside, inside) of the folders a container sees."""
         if self.recipe.server.docker is None:
             return []
-        box = self._command(self.recipe.source.text).container
+        box = self._own.container
         given = [value for name, value in (box.options if box else ()) if name in ("-v", "--volume") and value]
         return [(parts[0], parts[1]) for value in given if len(parts := value.split(":")) > 1]
 
     def _outside(self, path: str) -> str | None:
         """Where a path of the engine lies on this machine; None when it is not seen from here."""
         if self.recipe.server.docker is None:
-            here = (self._command(self.recipe.source.text).cwd or Path.cwd()) / Path(path).expanduser()
+            here = (self._own.cwd or Path.cwd()) / Path(path).expanduser()
             return str(here) if path and here.exists() else None
         for outside, inside in self._volumes():
             if Path(path).is_relative_to(inside):

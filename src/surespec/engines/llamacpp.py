@@ -106,6 +106,21 @@ def draft_flags(config: Mapping[str, Any], flags: frozenset[str], draft_file: st
     return argv
 
 
+def unconverted(arm: Arm, target: str) -> str:
+    """Why a draft that is no GGUF file yet leaves an arm out, with the command that makes it one; empty for others.
+
+    ``target`` is the Hugging Face folder of the target, which the conversion of a head needs.
+    """
+    draft = str((arm.speculative_config or {}).get("model", ""))
+    if not draft or draft.lower().endswith(".gguf"):
+        return ""
+    head = f" --target-model-dir {target}" if arm.method in ("eagle3", "draft-eagle3") else ""
+    return (
+        f"{arm.name} is left out: llama.cpp reads {Path(draft).name} only as GGUF. Make it with llama.cpp's "
+        f"convert_hf_to_gguf.py {draft}{head} --outfile {gguf_name(draft)} and name that file."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaBuild:
     """A ``llama-server`` program: where it is, what it takes, and the folder of its libraries (None: found alone)."""
@@ -196,16 +211,11 @@ class LlamaCppEngine:
         """What this build cannot do, or a draft that is not a GGUF file yet (with the command that makes it one)."""
         if arm.speculative_config is None:
             return ""
-        draft = str(arm.speculative_config.get("model", ""))
-        if draft and not draft.lower().endswith(".gguf"):
-            own = hf_folder(self.model) if self.model in known_models() else "FOLDER-OF-THE-TARGET"
-            head = f" --target-model-dir {own}" if arm.method in ("eagle3", "draft-eagle3") else ""
-            return (
-                f"{arm.name} is left out: llama.cpp reads {Path(draft).name} only as GGUF. Make it with llama.cpp's "
-                f"convert_hf_to_gguf.py {draft}{head} --outfile {gguf_name(draft)} and name that file."
-            )
+        own = str(hf_folder(self.model)) if self.model in known_models() else "FOLDER-OF-THE-TARGET"
+        if problem := unconverted(arm, own):
+            return problem
         try:
-            draft_flags(arm.speculative_config, self.build.flags, draft)
+            draft_flags(arm.speculative_config, self.build.flags, str(arm.speculative_config.get("model", "")))
         except ConfigError as error:
             return f"{arm.name} is left out: {error.message}"
         return ""

@@ -42,8 +42,8 @@ _LOGGER = re.compile(
 )
 _NOISE = re.compile(r"^[\^~\s|+=\-]*$")
 _NAMED = re.compile(r"\b(?:(?i:error|refused|failed|fatal)|\w+(?:Error|Exception))\b")
-# Lines that name an error and only point at another one, or are source code.
 _ADVICE = re.compile(r"^Run '(?:docker|podman) run --help' for more information")
+# Lines that name an error and only point at another one, or are source code.
 _POINTS = re.compile(r"[Ss]ee (?:root cause|(?:the )?stack trace)|^For further information visit|^raise ")
 
 
@@ -92,7 +92,8 @@ def meaningful(lines: Iterable[str]) -> list[str]:
 
 def last_meaningful(lines: Sequence[str], limit: int = 300) -> str:
     """The last line that names an error, else the last that says something; at most ``limit`` characters."""
-    said = [line for line in meaningful(lines) if not _ADVICE.search(line)] or meaningful(lines)
+    spoken = meaningful(lines)
+    said = [line for line in spoken if not _ADVICE.search(line)] or spoken
     named = [line for line in said if _NAMED.search(line)]
     causes = [line for line in named if not _POINTS.search(line)]
     return (causes or named or said or [""])[-1][:limit]

@@ -12,7 +12,8 @@ from surespec.recipe.locate import Server
 from surespec.recipe.text import Source
 
 Kind = Literal["docker", "compose", "cmdline", "systemd", "kubernetes", "dynamo", "dynamo_script"]
-_SECRET = re.compile(r"(api-?key|token(?!s|iz)|secret|password|credential)", re.I)
+SECRET = re.compile(r"api[-_]?key|token(?!s|iz)|secret|passw|credential", re.I)
+"""What is a secret by its name, be it a flag or a variable; counts of tokens and tokenizers are none."""
 
 
 @dataclass(frozen=True)
@@ -95,5 +96,5 @@ def flag_values(parsed: Parsed) -> dict[str, Any]:
         value: Any = flag.value
         if flag.inline is None and len(flag.values) > 1:
             value = [arg.text for arg in flag.values]
-        out[flag.name] = "***" if value is not None and _SECRET.search(flag.name) else value
+        out[flag.name] = "***" if value is not None and SECRET.search(flag.name) else value
     return out

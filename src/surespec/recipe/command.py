@@ -14,12 +14,13 @@ from pathlib import Path
 
 from surespec.errors import UsageError
 from surespec.recipe.arguments import Arg, Home, Variables, assign, expand
-from surespec.recipe.base import Recipe
+from surespec.recipe.base import SECRET, Recipe
 from surespec.recipe.locate import tail
-from surespec.recipe.read import recipe_kind
+from surespec.recipe.read import DEFAULT_PORT, recipe_kind
 from surespec.recipe.shell import read_shell
 from surespec.recipe.shell_nouns import Assignment, Simple
 from surespec.recipe.text import FILE, OPAQUE, ShellQuote
+from surespec.recipe.unit import unit_settings
 
 _NAMED = re.compile(r"\$(?:(\w+)|\{(\w+)(?:[-:?+=].*)?\})", re.S)
 _OWN_FOLDER = re.compile(r"""\$\(\s*dirname\s+(?:--\s+)?["']?\$(?:0|\{0\}|\{?BASH_SOURCE(?:\[0\])?\}?)["']?\s*\)""")
@@ -27,7 +28,6 @@ _DROPPED = {
     "--name", "--detach", "--interactive", "--tty", "--rm", "--restart", "--publish", "-p", "--publish-all", "-P",
     "--cidfile", "-",
 }  # fmt: skip
-SECRET = re.compile(r"api[-_]?key|token(?!s|iz)|secret|passw|credential", re.I)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _inner_port(recipe: Recipe) -> int:
     flag = recipe.parsed.last("--port", "-p")
     if flag is not None and (flag.value or "").isdigit():
         return int(flag.value or 0)
-    return {"sglang": 30000, "llamacpp": 8080}.get(recipe.engine, 8000)
+    return DEFAULT_PORT.get(recipe.engine, 8000)
 
 
 def _place(words: Sequence[Arg], wanted: Arg) -> int:
@@ -234,8 +234,6 @@ def _commands_before(recipe: Recipe) -> Iterator[list[Arg] | tuple[str, tuple, t
 
 def _of_unit(recipe: Recipe) -> tuple[dict[str, str], Path | None]:
     """``Environment=`` and ``WorkingDirectory=`` of a unit."""
-    from surespec.recipe.unit import unit_settings
-
     env, folder = unit_settings(recipe.source)
     return env, Path(folder) if folder.startswith("/") else None
 

@@ -18,7 +18,7 @@ from surespec.recipe.speculation import find, options_file
 from surespec.recipe.text import Source
 from surespec.recipe.unit import unit_servers
 
-_DEFAULT_PORT = {"vllm": 8000, "sglang": 30000, "trtllm": 8000, "llamacpp": 8080}
+DEFAULT_PORT = {"vllm": 8000, "sglang": 30000, "trtllm": 8000, "llamacpp": 8080}
 _LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length", "trtllm": "--max-seq-len", "llamacpp": "--ctx-size"}
 MEMORY_FLAG = {
     "vllm": "--gpu-memory-utilization",
@@ -195,7 +195,7 @@ def _entry_faults(server: Server, source: Source) -> list[Diagnosis]:
 
 
 def _port(server: Server, parsed: Parsed, base: str) -> int | None:
-    inner = _whole(_text(parsed, "--port", "-p")) or _DEFAULT_PORT.get(base)
+    inner = _whole(_text(parsed, "--port", "-p")) or DEFAULT_PORT.get(base)
     for published in server.ports:
         parts = published.split("/")[0].split(":")
         if len(parts) >= 2 and parts[-1] == str(inner) and parts[-2].isdigit():
