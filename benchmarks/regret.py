@@ -24,15 +24,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 
 from surespec.core import Acceptance, Run
-from surespec.predict import TIE, Prediction, calibrated, predict
-from surespec.tune_plan import MIN_LAUNCHES
+from surespec.predict import TIE, Prediction, calibrated, candidate_ks, predict
+from surespec.tune_plan import MIN_LAUNCHES, PROBE_K
 from surespec.tune_steps import MAY_WIN
 
 WITHIN = 0.03
+LARGEST_K = 8
 
 
 @dataclass(frozen=True)
@@ -133,56 +135,69 @@ def _run(speed: float, acceptance: Acceptance | None) -> Run:
 
 
 def of_curves(path: Path) -> list[Choice]:
-    """One choice a drafter, concurrency and kind of work, from curves that ``--measure`` wrote."""
+    """One choice a drafter, concurrency, kind of work and round, from curves that ``--measure`` wrote.
+
+    surespec sees one round (a launch); the truth it is held against is the mean of the others.
+    """
     out = []
     for curve in json.loads(path.read_text(encoding="utf-8"))["curves"]:
-        runs = {int(k): Run.model_validate(run) for k, run in curve["runs"].items()}
-        speeds = {("", 0) if k == 0 else ("d", k): run.throughput_tok_s for k, run in runs.items()}
-        probe = curve["probe"]
-        raw = predict(runs[0], runs[probe], probe, tuple(k for k in runs if 0 < k <= probe))
-        found = calibrated(raw, probe, runs[probe].throughput_tok_s / runs[0].throughput_tok_s)
-        chosen, launches = choose(speeds, {"d": (probe, found)})
-        lost = 1 - speeds[chosen] / max(speeds.values())
-        name = f"{curve['method']}, {curve['prompts']}, concurrency {curve['concurrency']}"
-        out.append(Choice(name, lost, lost, launches, MIN_LAUNCHES * len(speeds)))
+        all_rounds = {int(k): [Run.model_validate(run) for run in runs] for k, runs in curve["runs"].items()}
+        count = min(len(runs) for runs in all_rounds.values())
+        for seen in range(count):
+            runs = {k: rounds[seen] for k, rounds in all_rounds.items()}
+            speeds = {("", 0) if k == 0 else ("d", k): run.throughput_tok_s for k, run in runs.items()}
+            truth = {
+                arm: float(np.mean([r.throughput_tok_s for i, r in enumerate(all_rounds[arm[1]]) if i != seen]))
+                for arm in speeds
+            }
+            raw = predict(runs[0], runs[PROBE_K], PROBE_K, candidate_ks(PROBE_K, runs[PROBE_K].acceptance))
+            found = calibrated(raw, PROBE_K, runs[PROBE_K].throughput_tok_s / runs[0].throughput_tok_s)
+            chosen, launches = choose(speeds, {"d": (PROBE_K, found)})
+            lost = 1 - truth[chosen] / max(truth.values())
+            name = f"{curve['method']}, {curve['prompts']}, concurrency {curve['concurrency']}, round {seen + 1}"
+            out.append(Choice(name, lost, lost, launches, MIN_LAUNCHES * len(speeds)))
     return out
 
 
-def measure(path: Path, num_prompts: int, output_len: int) -> None:
-    """Measure the embedded engine's curves: each k is a server of its own."""
+def measure(path: Path, num_prompts: int, output_len: int, rounds: int) -> None:
+    """Measure the embedded engine's curves. One server a method changes its k in place, in another order every round,
+    so that a slow minute of the machine does not fall on one k alone."""
     from surespec.bench.runner import BenchOptions, bench
-    from surespec.core import BASELINE
     from surespec.engines import EngineSettings, make_engine
     from surespec.tune_plan import make_arm
 
     engine = make_engine("local", model="smollm2-135m", settings=EngineSettings(max_num_seqs=8))
-    curves: dict[tuple[str, str, int], dict[str, Any]] = {}
-    arms = [BASELINE, *(make_arm("ngram", k) for k in range(1, 9))]
-    arms += [make_arm("eagle3", k, engine.drafter("smollm2-135m-eagle3")) for k in range(1, 9)]
-    for arm in arms:
-        print(f"measuring {arm.name}", file=sys.stderr, flush=True)
-        server = engine.start(arm, path.with_suffix(".log"))
+    shuffle = np.random.default_rng(1)
+    rows: list[dict[str, Any]] = []
+    for method in ("ngram", "eagle3"):
+        head = engine.drafter("smollm2-135m-eagle3") if method == "eagle3" else None
+        server = engine.start(make_arm(method, LARGEST_K, head), path.with_suffix(".log"))
+        curves: dict[tuple[str, int], dict[str, list[Any]]] = {}
         try:
-            for prompts in ("chat", "copy"):
-                options = BenchOptions(
-                    server.endpoint,
-                    concurrency=(1, 4, 8),
-                    prompts=prompts,
-                    num_prompts=num_prompts,
-                    output_len=output_len,
-                )
-                for run in bench(options).runs:
-                    slim = run.model_copy(update={"traces": ()}).model_dump(mode="json")
-                    for method in ("ngram", "eagle3") if arm.is_baseline else (arm.method,):
-                        entry = curves.setdefault((method, prompts, run.concurrency), {"runs": {}})
-                        entry["runs"][str(arm.num_speculative_tokens)] = slim
+            for number in range(rounds):
+                print(f"measuring {method}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+                for k in shuffle.permutation(LARGEST_K + 1).tolist():
+                    _set_k(server.endpoint, k)
+                    for prompts in ("chat", "copy"):
+                        options = BenchOptions(
+                            server.endpoint, concurrency=(1, 4, 8), prompts=prompts, num_prompts=num_prompts,
+                            output_len=output_len,
+                        )  # fmt: skip
+                        for run in bench(options).runs:
+                            slim = run.model_copy(update={"traces": ()}).model_dump(mode="json")
+                            curves.setdefault((prompts, run.concurrency), {}).setdefault(str(k), []).append(slim)
         finally:
             server.stop()
-    rows = [
-        {"method": m, "prompts": p, "concurrency": c, "probe": max(map(int, e["runs"])), **e}
-        for (m, p, c), e in curves.items()
-    ]
-    path.write_text(json.dumps({"schema": "surespec/curves/1", "curves": rows}) + "\n", encoding="utf-8")
+        rows += [{"method": method, "prompts": p, "concurrency": c, "runs": runs} for (p, c), runs in curves.items()]
+    path.write_text(json.dumps({"schema": "surespec/curves/2", "curves": rows}) + "\n", encoding="utf-8")
+
+
+def _set_k(endpoint: str, k: int) -> None:
+    """Change the k of a running embedded engine."""
+    body = json.dumps({"num_speculative_tokens": k}).encode()
+    request = Request(f"{endpoint}/surespec/speculation", body, {"Content-Type": "application/json"})
+    with urlopen(request, timeout=30) as answer:  # noqa: S310 - the address is our own server's
+        answer.read()
 
 
 def report(title: str, choices: list[Choice]) -> bool:
@@ -211,9 +226,10 @@ def main() -> int:
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure those curves first and write them here")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--output-len", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each setting is measured")
     chosen = parser.parse_args()
     if chosen.measure:
-        measure(chosen.measure, chosen.num_prompts, chosen.output_len)
+        measure(chosen.measure, chosen.num_prompts, chosen.output_len, chosen.rounds)
     curves = chosen.curves or chosen.measure
     if chosen.data is None and curves is None:
         print(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_tools import answer_all, draft_model
+from engine_tools import answer_all, draft_model, submit_together
 from surespec.core import Gap, Launch
 from surespec.fetch import resolve_model
 from surespec.local import sampler
@@ -41,11 +41,11 @@ MAX_LEN = 1024
 class Small:
     """The small model, its tokenizer and 52 chat prompts."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, threads: int | None = None) -> None:
         files = load_model_files(resolve_model("smollm2-135m"))
         self.tokenizer: Tokenizer = load_tokenizer(files)
         head = resolve_model("smollm2-135m-eagle3")
-        self.target = TargetModel(files, precision, read_aux_layers(head, files.config.num_layers))
+        self.target = TargetModel(files, precision, read_aux_layers(head, files.config.num_layers), threads)
         self.head = Eagle3Head(head, self.target)
         asked = [ask.format(*[thing] * ask.count("{}")) for thing in THINGS.split("|") for ask in ASKS]
         self.prompts = [
@@ -155,3 +155,40 @@ def test_an_accept_rule_wrong_in_one_of_two_hundred_tokens_is_caught(small, monk
     assert 0 < differing(faulty, plain) < 40
     report = compare_texts(baseline, [as_launch(small, 1, "eagle3-k3", faulty)])
     assert report.lossless is False, report.detail
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_another_number_of_threads_and_batch_mixes_are_not_taken_for_a_fault(precision):
+    """Products are summed in another order; the candidate also runs in batches the baseline never had."""
+    usual, single = Small(precision), Small(precision, threads=1)
+    assert usual.target.threads != single.target.threads or usual.target.threads == 1
+    longer = replace(GREEDY, max_tokens=48)
+    baseline = [
+        as_launch(usual, 2 * i, "baseline", usual.run("none", longer, seqs=s)[0]) for i, s in enumerate((16, 3))
+    ]
+    for index, (name, seqs) in enumerate((("ngram", 5), ("eagle3", 9))):
+        spoken, _ = single.run(name, longer, 3, seqs=seqs)
+        report = compare_texts(baseline, [as_launch(single, 2 * index + 1, name, spoken)])
+        print(f"{precision} {name}: {report.detail}")
+        assert report.lossless is not False, report.detail
+        places = {d.prompt_id: d.position for d in report.divergences}
+        gaps = tuple(gap_of(usual, prompt, place) for prompt, place in places.items())
+        asked = [baseline[0].model_copy(update={"gaps": gaps}), baseline[1]]
+        report = compare_texts(asked, [as_launch(single, 2 * index + 1, name, spoken)])
+        assert report.lossless is True, report.detail
+
+
+def gap_of(small: Small, prompt_id: str, position: int) -> Gap:
+    """How clear the target's choice is at a character of its own greedy text of a prompt."""
+    engine = LocalEngine(small.target, max_num_seqs=1, max_model_len=MAX_LEN)
+    try:
+        (answer,) = submit_together(
+            engine, [small.prompts[int(prompt_id[1:])]], [SamplingParams(max_tokens=64, logprobs=2)]
+        )
+        tokens = answer.wait()
+    finally:
+        engine.close()
+    chosen = [entry for output in answer.steps for entry in output.logprobs or ()]
+    at = next(i for i in range(len(tokens)) if len(small.tokenizer.decode(tokens[: i + 1])) > position)
+    best = sorted((logprob for _, logprob in chosen[at].top), reverse=True)
+    return Gap(prompt_id=prompt_id, position=position, nats=best[0] - best[1])
