@@ -156,7 +156,7 @@ def test_ngram_on_copying_is_kept_by_the_command_line(tmp_path, model):
     assert all((bundle.launch_dir(launch.index, launch.arm) / "server.log").exists() for launch in bundle.launches())
 
 
-def test_a_head_that_drafts_badly_is_disabled(options, head, tmp_path):
+def test_a_head_that_drafts_badly_is_never_kept(options, head, tmp_path):
     """The packaged head with its output turned round: it fits, loads and drafts, and what it drafts is never right.
 
     (The head itself gains about a tenth on chat here, which is neither a keep nor a disable.)
@@ -172,11 +172,13 @@ def test_a_head_that_drafts_badly_is_disabled(options, head, tmp_path):
     (bad / "model.safetensors").write_bytes(data)
     progress = Stages()
     judged = tune(options(prompts="chat", eagle3_head=str(bad), methods=("eagle3",), num_prompts=10), progress)
-    assert judged.verdict == "disable", judged.why
+    # The best k is 1, which costs so little that on a noisy machine the interval may reach beyond the threshold.
+    assert judged.verdict in ("disable", "inconclusive"), judged.why
+    ratio = judged.ratios["c1"].throughput_tok_s
+    assert (judged.verdict == "disable") == (ratio.high < 1.1)
     assert judged.speculative_config is None
     assert "speculative" not in judged.command
-    ratio = judged.ratios["c1"].throughput_tok_s
-    assert ratio.high < 1.1
+    assert ratio.low < 1
     run = next(launch for launch in judged.launches if launch.arm.startswith("eagle3")).runs[0]
     assert run.acceptance.drafts > 50
     order = [progress.stages.index(s) for s in ("loading the weights", "loading the drafter", "warming up", "stopping")]
