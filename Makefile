@@ -6,7 +6,7 @@ DEMO_PROMPTS ?= copy
 DEMO_OUT ?= demo$(if $(filter-out copy,$(DEMO_PROMPTS)),-$(DEMO_PROMPTS))
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-model test-real engine-vllm engine-sglang engine-llamacpp lint clean help
+.PHONY: demo test test-model test-real test-dynamo engine-vllm engine-sglang engine-dynamo engine-llamacpp lint clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,11 +28,17 @@ test-real: $(VENV)/.dev engine-vllm engine-sglang $(if $(LLAMACPP),engine-llamac
 	@echo "Real engines under test: vllm, sglang$(if $(LLAMACPP), and llamacpp)."
 	$(BIN)/python -m pytest -m real --timeout 1500 tests/real/test_real_vllm.py tests/real/test_real_sglang.py $(if $(LLAMACPP),tests/real/test_real_llamacpp.py)
 
+test-dynamo: $(VENV)/.dev engine-dynamo  ## tests on a real Dynamo: frontend, router, vLLM's worker and our own
+	$(BIN)/python -m pytest -m real --timeout 1500 tests/real/test_real_dynamo.py
+
 engine-vllm: $(VENV)/.base  ## install vLLM for CPUs beside the checkout, once, and check that it serves (3.8 GB)
 	$(BIN)/python tools/install_engine.py vllm
 
 engine-sglang: engine-vllm  ## SGLang beside vLLM's environment (its server runs on a CPU without speculation)
 	$(BIN)/python tools/install_engine.py sglang
+
+engine-dynamo: engine-vllm  ## NVIDIA Dynamo beside vLLM's environment: real frontend, router and workers
+	$(BIN)/python tools/install_engine.py dynamo
 
 engine-llamacpp: $(VENV)/.base  ## the same for llama.cpp (compiling takes half an hour)
 	$(BIN)/python tools/install_engine.py llamacpp

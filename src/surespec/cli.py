@@ -87,30 +87,37 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="SURESPEC_API_KEY", show_envvar=True, help="Asked of clients.")
     ] = None,
+    dynamo: Annotated[
+        bool, typer.Option("--dynamo", help="Be a worker of NVIDIA Dynamo instead; --host and --port are not used.")
+    ] = False,
 ) -> None:
-    """Serve a model on the embedded engine, OpenAI-compatible."""
+    """Serve a model on the embedded engine: OpenAI-compatible, or with --dynamo behind Dynamo's frontend."""
     from surespec.console import transfer_progress
     from surespec.fetch import resolve_model
     from surespec.local.server import ServeOptions
     from surespec.local.server import serve as run_server
 
+    options = ServeOptions(
+        model=model,
+        served_model_name=served_model_name,
+        precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),
+        speculative_config=speculative_config,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache_tokens=kv_cache_tokens,
+        threads=threads,
+        api_key=api_key,
+    )
+    if dynamo:
+        from surespec.local.dynamo_worker import serve_dynamo
+
+        serve_dynamo(options)
+        return
     with transfer_progress() as progress:
         resolve_model(model, progress)
-    run_server(
-        ServeOptions(
-            model=model,
-            served_model_name=served_model_name,
-            precision=_one_of("--precision", precision, ("fp32", "int8", "int4")),
-            speculative_config=speculative_config,
-            host=host,
-            port=port,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            kv_cache_tokens=kv_cache_tokens,
-            threads=threads,
-            api_key=api_key,
-        )
-    )
+    run_server(options)
 
 
 @app.command()
@@ -197,7 +204,10 @@ def tune(
         str | None, typer.Option(help="smollm2-135m (without a recipe the default), a .gguf file, or a model folder.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="local (the embedded one, the default), vllm, llamacpp, sglang or trtllm.")
+        str | None,
+        typer.Option(
+            help="local (the embedded one, the default), vllm, llamacpp, sglang, trtllm, dynamo or dynamo-local."
+        ),
     ] = None,
     engine_python: Annotated[
         str | None, typer.Option(help="Interpreter of the engine's environment; found if absent.")
@@ -226,6 +236,9 @@ def tune(
     budget: Annotated[str, typer.Option(help="Most time to spend: 90s, 20m, 1h.")] = "20m",
     out: Annotated[Path, typer.Option(help="Folder for everything measured.")] = Path("surespec-run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder given by --out.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Dynamo: how many workers.")] = 1,
+    router_mode: Annotated[str, typer.Option(help="Dynamo: round-robin, kv, random ...")] = "round-robin",
+    discovery: Annotated[str, typer.Option(help="Dynamo: file (no service), or etcd with NATS.")] = "file",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; launch nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -250,7 +263,9 @@ def tune(
         apply=apply,
         max_model_len=max_model_len,
         precision=_one_of(
-            "--precision", precision or "fp32", ("fp32", "int8", "int4") if engine == "local" else ("fp32", "bf16")
+            "--precision",
+            precision or "fp32",
+            ("fp32", "int8", "int4") if engine in ("local", "dynamo-local") else ("fp32", "bf16"),
         ),
         concurrency=_numbers("--concurrency", concurrency),
         policy=policy,
@@ -263,6 +278,9 @@ def tune(
         budget_s=_duration("--budget", budget),
         out=out,
         resume=resume,
+        workers=workers,
+        router_mode=router_mode,
+        discovery=discovery,
     )
     if dry_run:
         plan = plan_tune(options)

@@ -3,8 +3,9 @@
 Drafting pays most where few requests run and costs most where many do, so the best k falls with the batch size. For
 every batch size the predicted speed of each k is interpolated between the measured concurrencies (linear in log batch
 size), and the fastest wins; a tie of 1 % goes to the smaller k. k = 0 takes part with what it costs: an engine that
-could draft is slower than one that cannot, even while it drafts nothing (``rules/schedules.toml``). Above the largest
-measured concurrency nothing is known, so nothing is drafted.
+could draft is slower than one that cannot, even while it drafts nothing (``rules/schedules.toml``). Only a k whose
+predicted speed is ahead of k = 0 by more than the noise of the launches behind it (``CERTAIN``) is drafted: a table is
+there never to be slower than no speculation. Above the largest measured concurrency nothing is drafted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from surespec.errors import UsageError
 from surespec.predict import TIE, calibrated, predict
 
 LARGEST_BATCH = 1024
+CERTAIN = 0.05
+"""Gain below which drafting is not worth the risk: a launch of each arm varies by 2 to 5 % on a quiet machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def best_k(points: Sequence[Point], batch: int, idle_cost: float = 0.0) -> tuple
     ratios = {k: _between(points, batch, k) for k in points[0].ratios}
     ratios[0] = 1 - idle_cost
     best = max(ratios.values())
+    if best < ratios[0] * (1 + CERTAIN):
+        return 0, ratios[0]
     k = min(k for k, ratio in ratios.items() if ratio >= best / (1 + TIE))
     return k, ratios[k]
 

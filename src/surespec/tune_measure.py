@@ -64,7 +64,7 @@ class EngineMeasure:
         except EngineError as error:
             return self._failed(launch, error.message, error.failure)
         try:
-            result = bench(self._bench_options(server.endpoint), self._show, on_trace)
+            result = bench(self._bench_options(server), self._show, on_trace)
             if broken := _broken(server, result):
                 return self._failed(launch, broken, server.failure("load"))
             gaps = self._gaps(server.endpoint)
@@ -121,10 +121,11 @@ class EngineMeasure:
         left = [remedy.say for remedy in remaining(failure, self._tried.get(launch.arm, ())) if remedy.by == "person"]
         return launch.model_copy(update={"failure": said, "failure_kind": failure.kind, "remains": tuple(left)})
 
-    def _bench_options(self, endpoint: str) -> BenchOptions:
+    def _bench_options(self, server: RunningServer) -> BenchOptions:
         options = self._plan.options
         return BenchOptions(
-            endpoint=endpoint,
+            endpoint=server.endpoint,
+            metrics_endpoints=tuple(getattr(server, "metrics_endpoints", ())),
             concurrency=options.concurrency,
             prompts=options.prompts,
             num_prompts=self._plan.num_prompts,

@@ -72,6 +72,9 @@ class TuneOptions:
     resume: bool = False
     stop_existing: bool = False
     apply: bool = False
+    workers: int = 1
+    router_mode: str = "round-robin"
+    discovery: str = "file"
 
     def check(self) -> None:
         """Raise UsageError for what cannot be done, before anything is launched."""
@@ -270,6 +273,9 @@ def engine_for(options: TuneOptions) -> Engine:
         program=Path(options.engine_program) if options.engine_program else None,
         max_model_len=options.max_model_len,
         max_num_seqs=max(options.concurrency),
+        workers=options.workers,
+        router_mode=options.router_mode,
+        discovery=options.discovery,
     )
     return make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
 

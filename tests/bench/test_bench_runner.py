@@ -212,7 +212,7 @@ async def test_the_metrics_page_may_be_elsewhere(server: Any) -> None:
     server.metrics = list(pages)
     here = await bench_async(options(server, num_prompts=1))
     server.metrics = list(pages)
-    elsewhere = await bench_async(options(server, num_prompts=1, metrics_endpoint="http://127.0.0.1:9"))
+    elsewhere = await bench_async(options(server, num_prompts=1, metrics_endpoints=("http://127.0.0.1:9",)))
     assert here.acceptance is not None and elsewhere.acceptance is None
     with pytest.raises(UsageError):
-        await bench_async(options(server, num_prompts=1, metrics_endpoint="ftp://x"))
+        await bench_async(options(server, num_prompts=1, metrics_endpoints=("ftp://x",)))

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from surespec.bench.client import Api, Decoding, Reply, StreamClient, normalise_endpoint, shown
-from surespec.bench.scrape import difference, scrape
+from surespec.bench.scrape import difference, scrape_all
 from surespec.bench.workload import Prompt, PromptSet, load_workload
 from surespec.core import Acceptance, BenchResult, CategoryStats, Run, Trace, Workload
 from surespec.errors import EndpointError, Interrupted, UsageError
@@ -41,7 +41,8 @@ class BenchOptions:
     """What to measure. ``model`` None: the first the server lists. ``num_prompts`` None: 36, or a file's own number.
 
     ``timeout_s`` limits one whole request and, in the same measure, the silence between two pieces of its stream.
-    ``metrics_endpoint`` is the server whose metrics page is read, where that is not ``endpoint`` (Dynamo's workers).
+    ``metrics_endpoints`` are the servers whose metrics pages are read and summed, where that is not ``endpoint``
+    (Dynamo's workers).
     """
 
     endpoint: str
@@ -58,7 +59,7 @@ class BenchOptions:
     timeout_s: float = 600.0
     ignore_eos: bool = False
     api: Api = "chat"
-    metrics_endpoint: str | None = None
+    metrics_endpoints: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise UsageError for a value that cannot be measured with."""
@@ -227,10 +228,10 @@ async def _measure(
         failed = sum(not reply.trace.ok for reply in replies)
         if failed:
             notes.append(f"{failed} of {count} warm-up requests at concurrency {level} failed.")
-    metrics_at = normalise_endpoint(options.metrics_endpoint) if options.metrics_endpoint else client.url
-    before = await scrape(client.session, metrics_at)
+    metrics_at = [normalise_endpoint(one) for one in options.metrics_endpoints] or [client.url]
+    before = await scrape_all(client.session, metrics_at)
     replies, unsent = await _closed_loop(client, prompts.prompts, level, "run", progress, on_trace)
-    after = await scrape(client.session, metrics_at)
+    after = await scrape_all(client.session, metrics_at)
     counted, scrape_notes = difference(before, after)
     notes += scrape_notes
     run = summarise(level, replies, counted)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -198,6 +198,35 @@ async def scrape(session: aiohttp.ClientSession, root: URL) -> Snapshot | None:
         if isinstance(info, dict):
             return with_server_info(best, info)
     return best
+
+
+async def scrape_all(session: aiohttp.ClientSession, roots: Sequence[URL]) -> Snapshot | None:
+    """The sum over several servers (Dynamo's workers); None as soon as one does not answer, since a sum of some would
+    look like a server that was restarted."""
+    found = [await scrape(session, root) for root in roots]
+    present = [snapshot for snapshot in found if snapshot is not None]
+    return summed(present) if present and len(present) == len(found) else None
+
+
+def summed(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """One snapshot of several workers. Those without speculation counters (nothing drafted yet) add nothing."""
+    if len(snapshots) == 1:
+        return snapshots[0]
+    counting = [snapshot for snapshot in snapshots if snapshot.found]
+    positions: dict[int, float] = {}
+    for snapshot in counting:
+        for position, count in snapshot.positions.items():
+            positions[position] = positions.get(position, 0.0) + count
+    drafts = [snapshot.drafts for snapshot in counting]
+    return Snapshot(
+        drafts=None if None in drafts or not drafts else math.fsum(count or 0.0 for count in drafts),
+        drafted=math.fsum(snapshot.drafted for snapshot in counting),
+        accepted=math.fsum(snapshot.accepted for snapshot in counting),
+        positions=positions,
+        found=bool(counting),
+        notes=tuple(dict.fromkeys(note for snapshot in snapshots for note in snapshot.notes)),
+        remark=next((snapshot.remark for snapshot in counting if snapshot.remark), ""),
+    )
 
 
 async def _get(session: aiohttp.ClientSession, url: URL) -> str | None:

@@ -8,13 +8,15 @@ from surespec.engines.base import Engine, EngineSettings, RunningServer
 from surespec.errors import ConfigError
 
 _MAKERS = {
-    "local": "make_local",
-    "vllm": "make_vllm",
-    "llamacpp": "make_llamacpp",
-    "sglang": "make_sglang",
-    "trtllm": "make_trtllm",
+    "local": ("local", "make_local"),
+    "vllm": ("vllm", "make_vllm"),
+    "llamacpp": ("llamacpp", "make_llamacpp"),
+    "sglang": ("sglang", "make_sglang"),
+    "trtllm": ("trtllm", "make_trtllm"),
+    "dynamo": ("dynamo", "make_dynamo"),
+    "dynamo-local": ("dynamo", "make_dynamo_local"),
 }
-"""Name of each engine, which is its module's too, and the function in it that makes one."""
+"""Name of each engine, its module, and the function in it that makes one."""
 
 ENGINES = tuple(_MAKERS)
 
@@ -23,7 +25,8 @@ def make_engine(name: str, *, model: str, precision: str = "fp32", settings: Eng
     """The engine of that name for one model. Raises ConfigError with the known names, or what the engine raises."""
     if name not in _MAKERS:
         raise ConfigError(f"--engine {name}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
-    make = getattr(import_module(f"surespec.engines.{name}"), _MAKERS[name])
+    module, function = _MAKERS[name]
+    make = getattr(import_module(f"surespec.engines.{module}"), function)
     engine: Engine = make(model, precision, settings or EngineSettings())
     return engine
 

@@ -30,7 +30,7 @@ class EngineSettings:
 
     ``python`` is the interpreter of an engine that is a Python package, ``program`` the file of one that is not.
     ``max_model_len`` is in tokens; ``max_num_seqs`` is how many requests will run at once at most;
-    ``gpu_memory_utilization`` is a share of the device's memory.
+    ``gpu_memory_utilization`` is a share of the device's memory. The last three are Dynamo's.
     """
 
     python: Path | None = None
@@ -38,6 +38,9 @@ class EngineSettings:
     max_model_len: int | None = None
     max_num_seqs: int = 8
     gpu_memory_utilization: float | None = None
+    workers: int = 1
+    router_mode: str = "round-robin"
+    discovery: str = "file"
 
 
 class RunningServer(Protocol):

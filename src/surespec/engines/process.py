@@ -59,6 +59,7 @@ class ServerProcess:
         self.endpoint = f"http://{HOST}:{port}"
         self.pid = process.pid
         self.start_duration_s = 0.0
+        self.metrics_endpoints: tuple[str, ...] = ()
         self._process = process
         self._port = port
         self._engine = engine
@@ -155,12 +156,14 @@ def start_server(
     cleanup: Sequence[str] = (),
     on_stage: StageHook | None = None,
     stage_of: Callable[[str], str | None] | None = None,
+    ready: Callable[[ServerProcess], bool] | None = None,
 ) -> ServerProcess:
     """Run ``argv`` as a server on ``port`` and wait until a streamed chat request gives a token.
 
     ``engine`` is its name in ``rules/failures.toml``. Its output goes to ``log_path``; ``env`` is added to the
     environment; ``cleanup`` is a command that removes what no signal reaches (a container), run when the server has
-    been stopped; ``stage_of`` reads from a line of the log what the engine is doing now. Whatever goes wrong, Ctrl-C
+    been stopped; ``stage_of`` reads from a line of the log what the engine is doing now; ``ready`` is asked again and
+    again before the first request, where listening does not mean that a model is there. Whatever goes wrong, Ctrl-C
     included, the process is ended first. Raises PortInUseError, or EngineError with the reason found in the log.
     """
     stage = on_stage or (lambda _text: None)
@@ -176,6 +179,9 @@ def start_server(
     try:
         with log_path.open("rb") as log:
             _wait_until_listening(server, port, begun + timeout_s, stage, _LogStages(log, stage_of, stage))
+            while ready is not None and not ready(server):
+                _check_alive(server, begun + timeout_s, "start")
+                time.sleep(POLL_S)
         stage("answering a first request")
         _first_request(server, port, begun + timeout_s)
     except BaseException:

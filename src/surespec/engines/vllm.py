@@ -110,7 +110,7 @@ class VllmEngine:
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
         """The line a person types, with what has to be set in the environment before it."""
-        settings = [f"{name}={value}" for name, value in self._variables().items()]
+        settings = [f"{name}={value}" for name, value in self.variables().items()]
         return [*(["env", *settings] if settings else []), *self._server(arm, port)]
 
     def mended(self, arm: Arm, remedy: Remedy) -> VllmEngine | None:
@@ -139,7 +139,7 @@ class VllmEngine:
             log_path=log_path,
             timeout_s=START_TIMEOUT_S["cpu" if self.cpu else "gpu"],
             engine=self.name,
-            env={"VLLM_NO_USAGE_STATS": "1", **offline, **self._variables()},
+            env={"VLLM_NO_USAGE_STATS": "1", **offline, **self.variables()},
             on_stage=on_stage,
             stage_of=stage_of,
         )
@@ -150,7 +150,15 @@ class VllmEngine:
             argv = [str(script), "serve", self.target]
         else:
             argv = [str(self.env.python), "-m", "vllm.entrypoints.openai.api_server", "--model", self.target]
-        argv += ["--host", HOST, "--port", str(port), "--served-model-name", self._served_name()]
+        return [*argv, "--host", HOST, "--port", str(port), *self.flags(arm)]
+
+    def model_flags(self, arm: Arm) -> list[str]:
+        """All flags but address and port, the model among them: what Dynamo's worker takes too."""
+        return ["--model", self.target, *self.flags(arm)]
+
+    def flags(self, arm: Arm) -> list[str]:
+        """Name, data type, limits and speculation."""
+        argv = ["--served-model-name", self._served_name()]
         if self.cpu:
             argv += ["--dtype", "bfloat16" if self.precision == "bf16" else "float32", "--enforce-eager"]
         length = self._max_model_len()
@@ -163,7 +171,7 @@ class VllmEngine:
             argv += ["--speculative-config", compact_json(config)]
         return argv
 
-    def _variables(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """What the CPU build needs set: GiB for the KV cache of all requests at full length; the user's own wins."""
         if not self.cpu:
             return {}
