@@ -269,6 +269,13 @@ def _print_plan(result: Plan) -> None:
             say(f"  instead: {instead}")
     for note in [*shared, *result.notes]:
         say(f"- {note}")
+    if result.guide:
+        wide.print("[bold]Quick start[/bold]")
+    for number, step in enumerate(result.guide, 1):
+        say(f"{number}. {step.title}")
+        say("".join(f"   {line}\n" for line in step.text.rstrip().splitlines()).rstrip())
+        if step.why:
+            say(f"   ({step.why})")
     if result.exit_code:
         say("No arm is worth a try here: keep the deployment as it is.")
 

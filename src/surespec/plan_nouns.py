@@ -274,6 +274,14 @@ class PlanOptions(Noun):
     old_llamacpp_flags: bool = False
 
 
+class GuideStep(Noun):
+    """One step of a quick start: what it is for, what to type, and why so."""
+
+    title: str
+    text: str
+    why: str = ""
+
+
 class Plan(Noun):
     """The answer of ``surespec plan`` (schema ``surespec/plan/1``). Arms best first; what does not fit comes last."""
 
@@ -288,6 +296,7 @@ class Plan(Noun):
     arms: tuple[PlannedArm, ...]
     refused: tuple[Refusal, ...]
     notes: tuple[str, ...]
+    guide: tuple[GuideStep, ...] = ()
 
     @property
     def exit_code(self) -> int:

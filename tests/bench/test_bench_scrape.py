@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from surespec.bench.scrape import Snapshot, difference, parse_metrics, scrape
+from surespec.bench.scrape import Snapshot, difference, parse_metrics, scrape, summed
 from surespec.core import Acceptance
 
 DATA = Path(__file__).parent.parent / "data" / "bench"
@@ -103,3 +103,12 @@ async def test_scrape_reads_the_page_and_survives_a_dead_server(server: Any, unu
     async with aiohttp.ClientSession() as session:
         assert await scrape(session, URL(server.url)) == parse_metrics(page("vllm"))
         assert await scrape(session, URL(f"http://127.0.0.1:{unused_tcp_port}")) is None
+
+
+def test_workers_are_summed_and_one_without_counters_adds_nothing() -> None:
+    one = parse_metrics(page("vllm"))
+    both = summed([one, Snapshot(), one])
+    assert (both.drafts, both.drafted, both.accepted) == (2 * (one.drafts or 0), 2 * one.drafted, 2 * one.accepted)
+    assert both.positions == {position: 2 * count for position, count in one.positions.items()}
+    assert summed([one]) == one
+    assert not summed([Snapshot(), Snapshot()]).found

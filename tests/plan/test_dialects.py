@@ -294,3 +294,20 @@ def test_gate_leaves_out_and_says_from_when() -> None:
 
 def test_an_unknown_field_is_a_problem_at_any_version() -> None:
     assert field_problem("num_speculative_tokrns", "") and field_problem("num_speculative_tokrns", "0.33.0")
+
+
+def test_dynamos_quick_start_is_complete_and_holds_no_token(capsys):
+    from surespec.planning import PlanRequest, make_plan
+
+    plan = make_plan(
+        PlanRequest(model="meta-llama/Llama-3.1-8B-Instruct", device="rtx-4090", engine="dynamo", offline=True)
+    )
+    text = "\n".join(step.text for step in plan.guide)
+    for part in ("etcd", "nats", "docker run", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "dynamo.frontend", "dynamo.vllm",
+                 '"method":"eagle3"', "/v1/chat/completions", "/health", "surespec tune"):  # fmt: skip
+        assert part in text, part
+    assert "HF_TOKEN=hf_" not in text
+    other = make_plan(
+        PlanRequest(model="meta-llama/Llama-3.1-8B-Instruct", device="rtx-4090", engine="vllm", offline=True)
+    )
+    assert other.guide == ()

@@ -10,7 +10,8 @@ from surespec.dialects.base import Command, Deployment, shell_line, to_yaml
 
 GRAPH_FILE = "surespec-dynamo.yaml"
 _SYSTEM_PORT = "8081"
-_IMAGES = {
+SECRET_NAME = "hf-token-secret"
+WORKER_IMAGES = {
     "vllm": "nvcr.io/nvidia/ai-dynamo/vllm-runtime",
     "sglang": "nvcr.io/nvidia/ai-dynamo/sglang-runtime",
     "trtllm": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime",
@@ -33,8 +34,8 @@ def worker_argv(d: Deployment, *, discovery: bool) -> list[str]:
 def graph(d: Deployment) -> dict[str, Any]:
     """The DynamoGraphDeployment: a frontend and one worker with as many GPUs as tensor parallelism asks for."""
     name = re.sub(r"[^a-z0-9-]+", "-", d.model.id.rsplit("/", 1)[-1].lower()).strip("-")[:40] or "model"
-    image = f"{_IMAGES.get(d.runtime.host_engine, _IMAGES['vllm'])}:{d.runtime.version or '1.6.1'}"
-    secret = {"secretRef": {"name": "hf-token-secret"}}
+    image = f"{WORKER_IMAGES.get(d.runtime.host_engine, WORKER_IMAGES['vllm'])}:{d.runtime.version or '1.6.1'}"
+    secret = {"secretRef": {"name": SECRET_NAME}}
     worker = worker_argv(d, discovery=False)
     main = {
         "name": "main",
@@ -63,6 +64,17 @@ def graph(d: Deployment) -> dict[str, Any]:
             ]
         },
     }
+
+
+def infrastructure_yaml() -> str:
+    """A compose file with etcd and NATS (with its stream store), on the loopback interface. Not run here."""
+    etcd = ["etcd", "--data-dir", "/data", "--advertise-client-urls", "http://127.0.0.1:2379"]
+    etcd += ["--listen-client-urls", "http://0.0.0.0:2379"]
+    services = {
+        "etcd": {"image": "quay.io/coreos/etcd:v3.5.21", "command": etcd, "ports": ["127.0.0.1:2379:2379"]},
+        "nats": {"image": "nats:2.11", "command": ["-js"], "ports": ["127.0.0.1:4222:4222"]},
+    }
+    return to_yaml({"services": services}) + "\n"
 
 
 def render(d: Deployment) -> Command:

@@ -26,6 +26,7 @@ from surespec.plan.gates import (
     never_pays,
     small_board,
 )
+from surespec.plan.guide import quick_start
 from surespec.plan.heads import NGRAM, brought, draft_for, heads_for, mtp_for
 from surespec.plan.notes import plan_notes
 from surespec.plan.runtime import engine_gate, runtime_for, runtime_refusal
@@ -73,6 +74,7 @@ def plan(
     else:
         for drafter in _candidates(place, drafters, refused):
             _consider(place, sizing, drafter, arms, refused)
+    ranked = rank(arms)
     return Plan(
         device=device,
         runtime=runtime,
@@ -82,9 +84,10 @@ def plan(
         baseline_command=baseline_command(place, sizing) if first is None else "",
         gpu_memory_utilization=utilization or 0.0,
         max_model_len=sizing.settings.max_model_len,
-        arms=rank(arms),
+        arms=ranked,
         refused=_tidy(refused, arms),
         notes=plan_notes(place, baseline, arms),
+        guide=quick_start(place, ranked),
     )
 
 
