@@ -19,12 +19,14 @@ _MARK = "SURESPEC_TEST_MARK"
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """Fails when a process started inside (by whomever, in whatever group) still lives at the end."""
-    mark = uuid.uuid4().hex
+    mark, before = uuid.uuid4().hex, os.environ.get(_MARK)
     os.environ[_MARK] = mark
     try:
         yield
     finally:
         del os.environ[_MARK]
+        if before is not None:
+            os.environ[_MARK] = before
         left = list(_marked(mark))
         for process in left:
             process.kill()

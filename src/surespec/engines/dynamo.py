@@ -38,6 +38,7 @@ from surespec.engines.python_env import PythonEnv, ask, find_env
 from surespec.engines.vllm import DISTRIBUTIONS as VLLM_DISTRIBUTIONS
 from surespec.engines.vllm import VllmEngine, make_vllm
 from surespec.errors import ConfigError, EngineError
+from surespec.fetch import fetch
 
 DYNAMO = ("ai-dynamo",)
 ROUTER_MODES = ("round-robin", "random", "kv", "power-of-two", "least-loaded")
@@ -107,6 +108,32 @@ class LocalWorker:
     def environment(self) -> dict[str, str]:
         """Where Dynamo is, and this copy of surespec where it is not installed."""
         return {"SURESPEC_DYNAMO_PYTHON": str(self.python)}
+
+
+@dataclass(frozen=True, slots=True)
+class MockerWorker:
+    """Dynamo's own simulator of a worker: no weights, a clock instead. ``accept_rates``: the conditional acceptance of
+    each draft position (position i accepted, given that all before it were)."""
+
+    engine: Engine
+    folder: str
+    model: str
+    python: Path
+    accept_rates: tuple[float, ...] = ()
+
+    def argv(self, arm: Arm, *, typed: bool) -> list[str]:
+        """``dynamo.mocker`` with simulated drafts where there are rates and the arm drafts."""
+        argv = [str(self.python), "-m", "dynamo.mocker", "--model-path", self.folder, "--model-name", self.model]
+        argv += ["--block-size", "16"]
+        rates = self.accept_rates[: arm.num_speculative_tokens]
+        if rates:
+            argv += ["--ais-nextn", str(len(rates)), "--ais-nextn-accept-rates", ",".join(map(str, rates))]
+            argv += ["--ais-mtp-seed", "1"]
+        return argv
+
+    def environment(self) -> dict[str, str]:
+        """The tokenizer comes from the folder alone."""
+        return {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +206,8 @@ class DynamoEngine:
 
     def _marker(self) -> str:
         """What a worker's command line holds."""
-        return "dynamo.vllm" if isinstance(self.worker, VllmWorker) else "--dynamo"
+        markers = {VllmWorker: "dynamo.vllm", MockerWorker: "dynamo.mocker"}
+        return markers.get(type(self.worker), "--dynamo")
 
     def _script(self, arm: Arm, port: int, system: Sequence[int], folder: str, *, typed: bool) -> str:
         """One line: what all need, the workers, the frontend. ``folder`` empty: the line makes one of its own."""
@@ -200,7 +228,8 @@ class DynamoEngine:
         frontend = [str(self.env.python), "-m", "dynamo.frontend", "--http-host", HOST, "--http-port", str(port)]
         frontend += ["--router-mode", self.settings.router_mode]
         frontend += ["--migration-limit", str(MIGRATION_LIMIT)] if len(system) > 1 else []
-        parts.append(shlex.join(frontend))
+        quiet = "" if typed else "DYN_LOG=warn "  # a line for each look at /health would bury a worker's last words
+        parts.append(quiet + shlex.join(frontend))
         line = "; ".join(parts)
         return line.replace("&; ", "& ")
 
@@ -319,3 +348,15 @@ def make_dynamo_local(model: str, precision: str, settings: EngineSettings) -> D
     env = find_env("dynamo", DYNAMO, settings.python)
     inner = make_local(model, precision, settings)
     return DynamoEngine("dynamo-local", env, LocalWorker(inner, model, precision, settings, env.python), settings)
+
+
+def make_dynamo_mocker(model: str, accept_rates: Sequence[float], settings: EngineSettings) -> DynamoEngine:
+    """Dynamo with its mocker, for the frontend's and the client's own limits; what it says of speed means nothing.
+
+    Raises ConfigError, ModelError, EngineError.
+    """
+    _check(settings)
+    env = find_env("dynamo", DYNAMO, settings.python)
+    inner = make_local(model, "fp32", settings)
+    worker = MockerWorker(inner, str(fetch(model, "hf")), model, env.python, tuple(accept_rates))
+    return DynamoEngine("dynamo-mocker", env, worker, settings)
