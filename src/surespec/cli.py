@@ -239,6 +239,9 @@ def tune(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Dynamo: how many workers.")] = 1,
     router_mode: Annotated[str, typer.Option(help="Dynamo: round-robin, kv, random ...")] = "round-robin",
     discovery: Annotated[str, typer.Option(help="Dynamo: file (no service), or etcd with NATS.")] = "file",
+    roll: Annotated[
+        bool, typer.Option("--roll", help="Dynamo: keep serving; replace workers one at a time for each arm.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; launch nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -281,6 +284,7 @@ def tune(
         workers=workers,
         router_mode=router_mode,
         discovery=discovery,
+        roll=roll,
     )
     if dry_run:
         plan = plan_tune(options)

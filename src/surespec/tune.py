@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from surespec import tune_steps as steps
 from surespec.core import BASELINE, Arm, Judgement, Launch, Trace
 from surespec.engines import Engine
 from surespec.engines.base import shell_text
+from surespec.engines.dynamo_fleet import RollingDynamo
 from surespec.engines.from_recipe import RecipeEngine
 from surespec.engines.handover import handed_over
 from surespec.errors import BundleError, ConfigError, Interrupted
@@ -91,7 +92,7 @@ def tune(
             plan.probes, find_policy(options.policy), options.temperature, options.max_launches, engine.k_by_batch_size
         )
         measure = measure or EngineMeasure(engine, plan, progress)
-        with handed_over(existing, bundle.path, progress.note, bundle.event) as hand_over:
+        with handed_over(existing, bundle.path, progress.note, bundle.event) as hand_over, _ended(engine):
             out_of_time = _launch_all(goal, history, plan, measure, progress, clock)
             if isinstance(measure, EngineMeasure):
                 engine = measure.engine  # with what had to be changed to make it start
@@ -103,6 +104,16 @@ def tune(
             if options.apply:
                 leave_running(hand_over, judgement, progress.note)
     return judgement
+
+
+@contextlib.contextmanager
+def _ended(engine: Engine) -> Iterator[None]:
+    """An engine that keeps something running between its arms (``RollingDynamo``) ends it here, whatever happens."""
+    try:
+        yield
+    finally:
+        if isinstance(engine, RollingDynamo):
+            engine.close()
 
 
 def _say_apply(options: TuneOptions, judgement: Judgement, progress: TuneProgress) -> None:

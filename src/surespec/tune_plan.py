@@ -12,6 +12,8 @@ from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
 from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
 from surespec.engines.base import shell_text
+from surespec.engines.dynamo import DynamoEngine
+from surespec.engines.dynamo_fleet import RollingDynamo
 from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
 from surespec.engines.pace import Pace
 from surespec.errors import ConfigError, UsageError
@@ -75,9 +77,16 @@ class TuneOptions:
     workers: int = 1
     router_mode: str = "round-robin"
     discovery: str = "file"
+    roll: bool = False
 
     def check(self) -> None:
         """Raise UsageError for what cannot be done, before anything is launched."""
+        dynamos = self.workers != 1 or self.roll or self.router_mode != "round-robin" or self.discovery != "file"
+        if dynamos and not self.engine.startswith("dynamo"):
+            raise UsageError(
+                f"--workers, --router-mode, --discovery and --roll are Dynamo's, and --engine is {self.engine}.",
+                hint="Leave them out, or choose --engine dynamo or dynamo-local.",
+            )
         find_policy(self.policy)
         if self.engine not in ENGINES:
             raise ConfigError(f"--engine {self.engine}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
@@ -277,7 +286,10 @@ def engine_for(options: TuneOptions) -> Engine:
         router_mode=options.router_mode,
         discovery=options.discovery,
     )
-    return make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
+    engine = make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
+    if options.roll and isinstance(engine, DynamoEngine):
+        return RollingDynamo(engine)
+    return engine
 
 
 def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[tuple[Arm, ...], list[str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from surespec.core import BASELINE
 from surespec.engines.base import EngineSettings
-from surespec.engines.dynamo import DynamoEngine, LocalWorker, VllmWorker, _system_ports, listed_workers, make_dynamo
+from surespec.engines.dynamo import DynamoEngine, LocalWorker, VllmWorker, listed_workers, make_dynamo, system_ports
 from surespec.engines.local import make_local
 from surespec.engines.python_env import PythonEnv
 from surespec.engines.vllm import VllmEngine
@@ -72,8 +72,8 @@ def test_discovery_by_files_is_private_and_etcd_brings_nats():
     assert not any("DYN_FILE_KV" in word for word in etcd)
 
 
-def test_system_ports_are_ones_that_dynamo_can_read():
-    found = _system_ports(5)
+def testsystem_ports_are_ones_that_dynamo_can_read():
+    found = system_ports(5)
     assert len(set(found)) == 5
     assert max(found) < 2**15
 

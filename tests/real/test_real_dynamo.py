@@ -25,7 +25,8 @@ from surespec.bench.runner import BenchOptions, bench
 from surespec.core import BASELINE
 from surespec.engines import EngineSettings, make_engine
 from surespec.engines.base import RunningServer
-from surespec.engines.dynamo import DynamoEngine, _running_workers, _system_ports, listed_workers
+from surespec.engines.dynamo import DynamoEngine, _running_workers, listed_workers, system_ports
+from surespec.engines.dynamo_fleet import RollingDynamo
 from surespec.errors import EngineError
 from surespec.fetch import fetch
 from surespec.tune import tune
@@ -251,7 +252,7 @@ def test_a_worker_killed_under_load_loses_no_request_and_one_can_be_added(tmp_pa
             assert len(answers) == len(threads)
             assert [question for question, text in answers if text != expected[question]] == []
             arm = make_arm("eagle3", 3, HEAD)
-            (system,) = _system_ports(1)
+            (system,) = system_ports(1)
             added = subprocess.Popen(
                 engine.worker.argv(arm, typed=False),
                 env={**os.environ, **{k: v for k, v in environment.items() if k.startswith(("DYN_", "SURESPEC_"))},
@@ -308,6 +309,42 @@ def test_a_whole_tune_through_the_frontend_ends_in_a_verdict(tmp_path: Path) -> 
     assert launch.runs[0].acceptance.drafts > 10
     assert "dynamo.frontend" in judged.command
     assert not list(Path("/tmp").glob("surespec-dynamo-*/*kv*"))
+
+
+def test_arms_roll_over_a_fleet_that_goes_on_serving(tmp_path: Path, direct: list[str]) -> None:
+    engine = RollingDynamo(dynamo("dynamo-local", workers=2))
+    failures: list[Exception] = []
+    wrong: list[str] = []
+    over = threading.Event()
+    with nothing_left():
+        try:
+            first = engine.start(BASELINE, tmp_path / "baseline.log")
+            first.stop()
+            assert plain(first) == direct, "a parked arm serves on"
+
+            def ask() -> None:
+                while not over.is_set():
+                    try:
+                        if streamed(first, QUESTIONS[0]) != direct[0]:
+                            wrong.append("another text")
+                    except openai.OpenAIError as error:
+                        failures.append(error)
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            second: Any = engine.start(make_arm("eagle3", 3, HEAD), tmp_path / "eagle3.log")
+            over.set()
+            asking.join()
+            assert not failures, failures[0]
+            assert not wrong
+            assert second.endpoint == first.endpoint
+            assert plain(second) == direct
+            assert min(drafted(second)) > 0, "both workers have the arm"
+            assert second.alive()
+        finally:
+            over.set()
+            engine.close()
+        assert not second.fleet.processes
 
 
 def test_a_worker_that_cannot_start_ends_the_launch_with_its_own_words(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class DynamoEngine:
         Raises EngineError; nothing is left running then.
         """
         port = free_port()
-        system = _system_ports(self.settings.workers)
+        system = system_ports(self.settings.workers)
         folder = tempfile.mkdtemp(prefix="surespec-dynamo-")
         count = self.settings.workers
         server = start_server(
@@ -204,6 +204,27 @@ class DynamoEngine:
         server.metrics_endpoints = tuple(f"http://{HOST}:{one}" for one in system)
         return server
 
+    def frontend_argv(self, port: int, *, migrate: bool) -> list[str]:
+        """The frontend's arguments; ``migrate``: requests of a worker that dies go on at another."""
+        argv = [str(self.env.python), "-m", "dynamo.frontend", "--http-host", HOST, "--http-port", str(port)]
+        argv += ["--router-mode", self.settings.router_mode]
+        return [*argv, *(["--migration-limit", str(MIGRATION_LIMIT)] if migrate else [])]
+
+    def environment(self, folder: str) -> dict[str, str]:
+        """What frontend and workers share; ``folder`` is where they find each other."""
+        files = {"DYN_FILE_KV": folder} if self.settings.discovery == "file" else {}
+        return {**_planes(self.settings.discovery), **files, **self.worker.environment()}
+
+    def worker_environment(self, system_port: int, number: int) -> dict[str, str]:
+        """One worker's own ports: vLLM's workers open two more each."""
+        own = {"DYN_SYSTEM_PORT": str(system_port)}
+        if isinstance(self.worker, VllmWorker):
+            own |= {
+                "DYN_VLLM_KV_EVENT_PORT": str(FIRST_EVENT_PORT + number),
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(FIRST_SIDE_PORT + number),
+            }
+        return own
+
     def _marker(self) -> str:
         """What a worker's command line holds."""
         markers = {VllmWorker: "dynamo.vllm", MockerWorker: "dynamo.mocker"}
@@ -219,15 +240,10 @@ class DynamoEngine:
         parts.append(f"trap {shlex.quote(ending)} EXIT")
         for index, one in enumerate(system):
             own = {"DYN_SYSTEM_PORT": str(one)}
-            if isinstance(self.worker, VllmWorker) and len(system) > 1:
-                own |= {
-                    "DYN_VLLM_KV_EVENT_PORT": str(FIRST_EVENT_PORT + index),
-                    "VLLM_NIXL_SIDE_CHANNEL_PORT": str(FIRST_SIDE_PORT + index),
-                }
+            if len(system) > 1:
+                own = self.worker_environment(one, index)
             parts.append(f"{_assignments(own)} {shlex.join(self.worker.argv(arm, typed=typed))} &")
-        frontend = [str(self.env.python), "-m", "dynamo.frontend", "--http-host", HOST, "--http-port", str(port)]
-        frontend += ["--router-mode", self.settings.router_mode]
-        frontend += ["--migration-limit", str(MIGRATION_LIMIT)] if len(system) > 1 else []
+        frontend = self.frontend_argv(port, migrate=len(system) > 1)
         quiet = "" if typed else "DYN_LOG=warn "  # a line for each look at /health would bury a worker's last words
         parts.append(quiet + shlex.join(frontend))
         line = "; ".join(parts)
@@ -254,7 +270,7 @@ def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def _system_ports(count: int) -> list[int]:
+def system_ports(count: int) -> list[int]:
     """Different free ports that Dynamo takes: it reads its system port as a signed 16-bit number."""
     free = (port for port in range(secrets.randbelow(8000) + 18000, 32768) if port_is_free(port))
     found = list(islice(free, count))

@@ -183,12 +183,20 @@ def start_server(
                 _check_alive(server, begun + timeout_s, "start")
                 time.sleep(POLL_S)
         stage("answering a first request")
-        _first_request(server, port, begun + timeout_s)
+        first_request(server, port, begun + timeout_s)
     except BaseException:
         server.stop()
         raise
     server.start_duration_s = time.monotonic() - begun
     return server
+
+
+def launch_process(
+    argv: Sequence[str], *, port: int, log_path: Path, engine: str = "", env: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """Run one part of a server that has several (see ``start_server``), without waiting for it. The caller stops it; at
+    exit it is stopped anyway. Raises EngineError when it cannot be started at all."""
+    return ServerProcess(_spawn(argv, log_path, env, None, ()), port, log_path, engine)
 
 
 def free_port() -> int:
@@ -299,8 +307,11 @@ def _wait_until_listening(
         time.sleep(POLL_S)
 
 
-def _first_request(server: ServerProcess, port: int, deadline: float) -> None:
-    """Until a streamed request gave a token. A server still loading may answer 503 or break the connection."""
+def first_request(server: ServerProcess, port: int, deadline: float) -> None:
+    """Until a streamed request gave a token. A server still loading may answer 503 or break the connection.
+
+    Raises EngineError when it ends, its time is over (``deadline``, monotonic seconds), or it answers with an error.
+    """
     while True:
         _check_alive(server, deadline, "first_request")
         try:
