@@ -206,7 +206,7 @@ def tune(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="local (the embedded one, the default), vllm, llamacpp, sglang, trtllm, dynamo or dynamo-local."
+            help="local (the default), vllm, llamacpp, sglang, trtllm, dynamo, dynamo-local (-sglang, -trtllm)."
         ),
     ] = None,
     engine_python: Annotated[

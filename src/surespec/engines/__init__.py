@@ -15,6 +15,8 @@ _MAKERS = {
     "trtllm": ("trtllm", "make_trtllm"),
     "dynamo": ("dynamo", "make_dynamo"),
     "dynamo-local": ("dynamo", "make_dynamo_local"),
+    "dynamo-sglang": ("dynamo", "make_dynamo_sglang"),
+    "dynamo-trtllm": ("dynamo", "make_dynamo_trtllm"),
 }
 """Name of each engine, its module, and the function in it that makes one."""
 

@@ -28,13 +28,18 @@ from typing import Any, Protocol
 import psutil
 
 from surespec.core import Arm
+from surespec.dialects import sglang as sglang_dialect
+from surespec.dialects import trtllm as trtllm_dialect
 from surespec.dialects.base import compact_json
+from surespec.engines.arm_words import deployment_of
 from surespec.engines.base import DEFAULT_PORT, Engine, EngineSettings, FetchHook, RunningServer, StageHook
 from surespec.engines.failures import Remedy
 from surespec.engines.local import make_local
 from surespec.engines.pace import Pace
 from surespec.engines.process import HOST, ServerProcess, free_port, port_is_free, start_server
 from surespec.engines.python_env import PythonEnv, ask, find_env
+from surespec.engines.sglang import SglangEngine, make_sglang
+from surespec.engines.trtllm import TrtllmEngine, config_text, make_trtllm
 from surespec.engines.vllm import DISTRIBUTIONS as VLLM_DISTRIBUTIONS
 from surespec.engines.vllm import VllmEngine, make_vllm
 from surespec.errors import ConfigError, EngineError
@@ -46,6 +51,7 @@ DISCOVERY = ("file", "etcd")
 START_TIMEOUT_S = 900.0
 FRONTEND_START_S = 8.0
 POLL_S = 0.4
+CONFIG_BESIDE = "${DYN_FILE_KV:-surespec-dynamo}.yaml"
 MIGRATION_LIMIT = 3
 FIRST_SYSTEM_PORT = 8081
 FIRST_EVENT_PORT = 20081
@@ -82,6 +88,44 @@ class VllmWorker:
     def environment(self) -> dict[str, str]:
         """Those of vLLM on this device."""
         return {"VLLM_NO_USAGE_STATS": "1", **self.engine.variables()}
+
+
+@dataclass(frozen=True, slots=True)
+class SglangWorker:
+    """``python -m dynamo.sglang`` with SGLang's own flags. Not verified on hardware."""
+
+    engine: SglangEngine
+
+    def argv(self, arm: Arm, *, typed: bool) -> list[str]:
+        """The flags that surespec writes for SGLang's server, without its address."""
+        inner = self.engine
+        d = deployment_of("sglang", arm, inner.target, inner.settings, host=HOST, port=DEFAULT_PORT)
+        return [str(inner.env.python), "-m", "dynamo.sglang", "--model-path", inner.target, *sglang_dialect.flags(d)]
+
+    def environment(self) -> dict[str, str]:
+        """None of its own."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmWorker:
+    """``python -m dynamo.trtllm`` with a file for its speculation. Not verified on hardware."""
+
+    engine: TrtllmEngine
+    python: Path
+
+    def argv(self, arm: Arm, *, typed: bool) -> list[str]:
+        """A shell that writes the arm's file beside the run's folder, then becomes the worker."""
+        inner = self.engine
+        d = deployment_of("trtllm", arm, inner.target, inner.settings, host=HOST, port=DEFAULT_PORT)
+        argv = [str(self.python), "-m", "dynamo.trtllm", "--model-path", inner.target, *trtllm_dialect.flags(d)]
+        file = f'"{CONFIG_BESIDE}"'
+        write = f"printf '%s' {shlex.quote(config_text(d))} > {file}"
+        return ["sh", "-c", f"{write} && exec {shlex.join(argv)} --extra-engine-args {file}"]
+
+    def environment(self) -> dict[str, str]:
+        """None of its own."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +216,13 @@ class DynamoEngine:
         if remedy.name in ("again", "other_port"):
             return self
         inner = self.worker.engine.mended(arm, remedy)
-        if not isinstance(inner, VllmEngine):
-            return None
-        return replace(self, worker=VllmWorker(inner))
+        if isinstance(inner, VllmEngine):
+            return replace(self, worker=VllmWorker(inner))
+        if isinstance(inner, SglangEngine):
+            return replace(self, worker=SglangWorker(inner))
+        if isinstance(inner, TrtllmEngine):
+            return replace(self, worker=TrtllmWorker(inner, self.env.python))
+        return None
 
     def command(self, arm: Arm, port: int = DEFAULT_PORT) -> list[str]:
         """The whole graph as one line for a shell."""
@@ -195,9 +243,9 @@ class DynamoEngine:
             port=port,
             log_path=log_path,
             timeout_s=START_TIMEOUT_S,
-            engine="vllm" if isinstance(self.worker, VllmWorker) else "local",
+            engine=self.worker.engine.name,
             env={"HF_HUB_OFFLINE": "1"} if isinstance(self.worker, LocalWorker) else {},
-            cleanup=("rm", "-rf", folder),
+            cleanup=("rm", "-rf", folder, f"{folder}.yaml"),
             on_stage=on_stage,
             ready=_workers_listed(port, count, self._marker()),
         )
@@ -227,7 +275,12 @@ class DynamoEngine:
 
     def _marker(self) -> str:
         """What a worker's command line holds."""
-        markers = {VllmWorker: "dynamo.vllm", MockerWorker: "dynamo.mocker"}
+        markers: dict[type, str] = {
+            VllmWorker: "dynamo.vllm",
+            SglangWorker: "dynamo.sglang",
+            TrtllmWorker: "dynamo.trtllm",
+            MockerWorker: "dynamo.mocker",
+        }
         return markers.get(type(self.worker), "--dynamo")
 
     def _script(self, arm: Arm, port: int, system: Sequence[int], folder: str, *, typed: bool) -> str:
@@ -236,7 +289,7 @@ class DynamoEngine:
         shared = {**_planes(self.settings.discovery), **self.worker.environment()}
         needs_kv = self.settings.discovery == "file"
         parts = [f"export {_assignments(shared)}" + (f" DYN_FILE_KV={kv}" if needs_kv else "")]
-        ending = 'rm -rf "$DYN_FILE_KV"; kill 0' if needs_kv else "kill 0"
+        ending = 'rm -rf "$DYN_FILE_KV" "$DYN_FILE_KV.yaml"; kill 0' if needs_kv else "kill 0"
         parts.append(f"trap {shlex.quote(ending)} EXIT")
         for index, one in enumerate(system):
             own = {"DYN_SYSTEM_PORT": str(one)}
@@ -350,12 +403,35 @@ def _check(settings: EngineSettings) -> None:
 
 def make_dynamo(model: str, precision: str, settings: EngineSettings) -> DynamoEngine:
     """Dynamo with its vLLM worker. Raises ConfigError, ModelError, EngineError."""
-    _check(settings)
-    env = find_env("dynamo", DYNAMO, settings.python)
-    if ask(env.python, VLLM_DISTRIBUTIONS) is None:
-        raise EngineError(f"{env.python} has Dynamo but no vLLM.", hint="Use dynamo-local, or `make engine-dynamo`.")
+    env = _with_inside("vLLM", VLLM_DISTRIBUTIONS, settings)
     inner = make_vllm(model, precision, replace(settings, python=env.python))
     return DynamoEngine("dynamo", env, VllmWorker(inner), settings)
+
+
+def make_dynamo_sglang(model: str, precision: str, settings: EngineSettings) -> DynamoEngine:
+    """Dynamo with its SGLang worker. Raises ConfigError, ModelError, EngineError."""
+    env = _with_inside("sglang", ("sglang",), settings)
+    inner = make_sglang(model, precision, replace(settings, python=env.python))
+    return DynamoEngine("dynamo-sglang", env, SglangWorker(inner), settings)
+
+
+def make_dynamo_trtllm(model: str, precision: str, settings: EngineSettings) -> DynamoEngine:
+    """Dynamo with its TensorRT-LLM worker. Raises ConfigError, ModelError, EngineError."""
+    env = _with_inside("TensorRT-LLM", ("tensorrt-llm", "tensorrt_llm"), settings)
+    inner = make_trtllm(model, precision, replace(settings, python=env.python))
+    return DynamoEngine("dynamo-trtllm", env, TrtllmWorker(inner, env.python), settings)
+
+
+def _with_inside(engine: str, distributions: Sequence[str], settings: EngineSettings) -> PythonEnv:
+    """Dynamo's environment, which has to hold the engine of the worker too."""
+    _check(settings)
+    env = find_env("dynamo", DYNAMO, settings.python)
+    if ask(env.python, distributions) is None:
+        raise EngineError(
+            f"{env.python} has Dynamo but no {engine}.",
+            hint="Run surespec in that worker's container, or name an interpreter that has both with --engine-python.",
+        )
+    return env
 
 
 def make_dynamo_local(model: str, precision: str, settings: EngineSettings) -> DynamoEngine:
