@@ -99,7 +99,11 @@ class TuneOptions:
                 if value is not None:
                     raise UsageError(f"{flag} {value}: with --recipe the recipe says it.", hint="Change it there.")
         for flag, value, engines in (
-            ("--engine-python", self.engine_python, ("vllm", "sglang", "trtllm")),
+            (
+                "--engine-python",
+                self.engine_python,
+                ("vllm", "sglang", "trtllm", *(e for e in ENGINES if "dynamo" in e)),
+            ),
             ("--engine-program", self.engine_program, ("llamacpp",)),
         ):
             if value is not None and self.engine not in engines:
