@@ -19,8 +19,7 @@ from typing import Any
 from surespec import tune_steps as steps
 from surespec.core import BASELINE, Arm, Judgement, Launch, Trace
 from surespec.engines import Engine
-from surespec.engines.base import shell_text
-from surespec.engines.dynamo_fleet import RollingDynamo
+from surespec.engines.base import KeepsServing, shell_text
 from surespec.engines.from_recipe import RecipeEngine
 from surespec.engines.handover import handed_over
 from surespec.errors import BundleError, ConfigError, Interrupted
@@ -108,11 +107,11 @@ def tune(
 
 @contextlib.contextmanager
 def _ended(engine: Engine) -> Iterator[None]:
-    """An engine that keeps something running between its arms (``RollingDynamo``) ends it here, whatever happens."""
+    """An engine that keeps something running between its arms ends it here, whatever happens."""
     try:
         yield
     finally:
-        if isinstance(engine, RollingDynamo):
+        if isinstance(engine, KeepsServing):
             engine.close()
 
 

@@ -125,7 +125,7 @@ class EngineMeasure:
         options = self._plan.options
         return BenchOptions(
             endpoint=server.endpoint,
-            metrics_endpoints=tuple(getattr(server, "metrics_endpoints", ())),
+            metrics_endpoints=server.metrics_endpoints,
             concurrency=options.concurrency,
             prompts=options.prompts,
             num_prompts=self._plan.num_prompts,

@@ -12,8 +12,6 @@ from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
 from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
 from surespec.engines.base import shell_text
-from surespec.engines.dynamo import DynamoEngine
-from surespec.engines.dynamo_fleet import RollingDynamo
 from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
 from surespec.engines.pace import Pace
 from surespec.errors import ConfigError, UsageError
@@ -289,11 +287,9 @@ def engine_for(options: TuneOptions) -> Engine:
         workers=options.workers,
         router_mode=options.router_mode,
         discovery=options.discovery,
+        roll=options.roll,
     )
-    engine = make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
-    if options.roll and isinstance(engine, DynamoEngine):
-        return RollingDynamo(engine)
-    return engine
+    return make_engine(options.engine, model=options.model, precision=options.precision, settings=settings)
 
 
 def _arms(options: TuneOptions, engine: Engine, known: KnownDrafters) -> tuple[tuple[Arm, ...], list[str]]:

@@ -29,7 +29,11 @@ def make_engine(name: str, *, model: str, precision: str = "fp32", settings: Eng
         raise ConfigError(f"--engine {name}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
     module, function = _MAKERS[name]
     make = getattr(import_module(f"surespec.engines.{module}"), function)
-    engine: Engine = make(model, precision, settings or EngineSettings())
+    chosen = settings or EngineSettings()
+    engine: Engine = make(model, precision, chosen)
+    if chosen.roll:
+        rolling: Engine = import_module("surespec.engines.dynamo_fleet").RollingDynamo(engine)
+        return rolling
     return engine
 
 

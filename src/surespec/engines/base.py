@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from surespec.core import Arm
 from surespec.engines.failures import Failure, Moment, Remedy
@@ -30,7 +30,7 @@ class EngineSettings:
 
     ``python`` is the interpreter of an engine that is a Python package, ``program`` the file of one that is not.
     ``max_model_len`` is in tokens; ``max_num_seqs`` is how many requests will run at once at most;
-    ``gpu_memory_utilization`` is a share of the device's memory. The last three are Dynamo's.
+    ``gpu_memory_utilization`` is a share of the device's memory. The last four are Dynamo's.
     """
 
     python: Path | None = None
@@ -41,14 +41,19 @@ class EngineSettings:
     workers: int = 1
     router_mode: str = "round-robin"
     discovery: str = "file"
+    roll: bool = False
 
 
 class RunningServer(Protocol):
-    """One server life. ``endpoint`` is its root URL; ``start_duration_s`` is the time to its first real answer."""
+    """One server life. ``endpoint`` is its root URL; ``start_duration_s`` is the time to its first real answer.
+
+    ``metrics_endpoints`` are the servers whose metrics are summed, where that is not ``endpoint`` itself (empty).
+    """
 
     endpoint: str
     pid: int
     start_duration_s: float
+    metrics_endpoints: tuple[str, ...]
 
     def alive(self) -> bool:
         """Whether the server process still runs."""
@@ -109,6 +114,15 @@ class Engine(Protocol):
 
         Raises EngineError with the reason found in the log.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsServing(Protocol):
+    """An engine that leaves something running between its arms."""
+
+    def close(self) -> None:
+        """End it; may be called twice."""
         ...
 
 

@@ -76,6 +76,7 @@ class ManagedServer:
         self.endpoint = endpoint
         self.pid = 0
         self.start_duration_s = start_duration_s
+        self.metrics_endpoints: tuple[str, ...] = ()
         self._engine = engine
 
     def alive(self) -> bool:

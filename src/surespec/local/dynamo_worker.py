@@ -25,10 +25,10 @@ from surespec.engines import dynamo_boot
 from surespec.engines.python_env import find_env
 from surespec.errors import ConfigError, EngineError, ModelError
 from surespec.fetch import fetch, known_models
-from surespec.local.engine import LocalEngine, build_engine
+from surespec.local.engine import LocalEngine
 from surespec.local.kv_blocks import BlockTable
 from surespec.local.metrics import ServerMetrics
-from surespec.local.server import ServeOptions
+from surespec.local.server import ServeOptions, engine_of
 from surespec.local.types import SamplingParams, StepOutput
 
 DISTRIBUTIONS = ("ai-dynamo",)
@@ -47,15 +47,7 @@ def serve_dynamo(options: ServeOptions) -> None:
     if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.runtime") is None:
         _become_dynamos(find_env("dynamo", DISTRIBUTIONS).python)
     folder = model_folder(options.model)
-    engine, _ = build_engine(
-        folder,
-        precision=options.precision,
-        speculative_config=options.speculative_config,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len,
-        kv_cache_tokens=options.kv_cache_tokens,
-        threads=options.threads,
-    )
+    engine, _ = engine_of(options, folder)
     name = options.served_model_name or options.model
     with contextlib.closing(engine):
         asyncio.run(_run(engine, folder, name))

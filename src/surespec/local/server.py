@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -68,18 +69,23 @@ def serve(options: ServeOptions) -> None:
     """
     with contextlib.closing(bind(options.host, options.port)) as listener, _interruptible():
         _say(f"loading {options.model} ({options.precision})")
-        engine, tokenizer = build_engine(
-            options.model,
-            precision=options.precision,
-            speculative_config=options.speculative_config,
-            max_num_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            kv_cache_tokens=options.kv_cache_tokens,
-            threads=options.threads,
-        )
+        engine, tokenizer = engine_of(options, options.model)
         with contextlib.closing(engine):
             asyncio.run(_run(options, listener, engine, tokenizer))
     _say("stopped")
+
+
+def engine_of(options: ServeOptions, model: str | Path) -> tuple[LocalEngine, Tokenizer]:
+    """The engine that the options ask for, on ``model``. Raises what ``build_engine`` raises."""
+    return build_engine(
+        model,
+        precision=options.precision,
+        speculative_config=options.speculative_config,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        kv_cache_tokens=options.kv_cache_tokens,
+        threads=options.threads,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
