@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from surespec import __version__
+from surespec.cli_help import doctor_command, schema_command
 from surespec.cli_plan import explain_command, plan_command, probe_command
 from surespec.cli_recipe import apply_command, undo_command
 from surespec.errors import SurespecError, UsageError
@@ -344,6 +345,8 @@ app.command("plan")(plan_command)
 app.command("apply")(apply_command)
 app.command("undo")(undo_command)
 app.command("explain")(explain_command)
+app.command("doctor")(doctor_command)
+app.command("schema")(schema_command)
 
 
 def main() -> NoReturn:
