@@ -198,8 +198,8 @@ def _engine_found(name: str, entry: dict[str, Any]) -> str:
 
 def _image(device: Device, engine: str) -> str:
     """The container image of the rule table for this Jetson, empty when there is none."""
-    entry = image_for(device, engine)
-    return entry["image"] if entry else ""
+    entry: dict[str, str] | None = image_for(device, engine)
+    return entry.get("image", "") if entry else ""
 
 
 def _containers(device: Device) -> Iterator[Check]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
-from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
+from surespec.engines import ENGINES, Engine, EngineSettings, make_engine, takers
 from surespec.engines.base import shell_text
 from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
 from surespec.engines.pace import Pace
@@ -96,15 +96,8 @@ class TuneOptions:
             ):
                 if value is not None:
                     raise UsageError(f"{flag} {value}: with --recipe the recipe says it.", hint="Change it there.")
-        for flag, value, engines in (
-            (
-                "--engine-python",
-                self.engine_python,
-                ("vllm", "sglang", "trtllm", *(e for e in ENGINES if "dynamo" in e)),
-            ),
-            ("--engine-program", self.engine_program, ("llamacpp",)),
-        ):
-            if value is not None and self.engine not in engines:
+        for flag, value in (("--engine-python", self.engine_python), ("--engine-program", self.engine_program)):
+            if value is not None and self.engine not in (engines := takers(flag)):
                 raise UsageError(f"{flag} is for --engine {' or '.join(engines)}, not {self.engine}.")
         if self.managed != (self.endpoint is not None):
             raise UsageError(
