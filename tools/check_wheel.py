@@ -2,9 +2,9 @@
 
     python tools/check_wheel.py [--python 3.11 3.12 3.13] [--quick]
 
-For every version asked for: a new environment without anything of this checkout, the wheel with its dependencies from the
-user's own package index, then ``--version``, ``doctor``, a plan, and (without ``--quick``) a short real ``tune`` of the small
-model. A version that is not on this machine is named and left out, but not the one that runs this script. The sdist is
+For every version asked for: a new environment without anything of this checkout, the wheel with its dependencies from
+the user's own package index, then ``--version``, ``doctor``, a plan, and (without ``--quick``) a short real ``tune`` of
+the small model. A version that is not on this machine is named and left out, but not the one that runs this script. The sdist is
 unpacked and a wheel built from it, which must hold the same files.
 """
 

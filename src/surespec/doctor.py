@@ -190,7 +190,7 @@ def _engine_found(name: str, entry: dict[str, Any]) -> str:
     if "distributions" in entry:
         env = find_env(name, entry["distributions"])
         return f"{env.version}, {env.python}"
-    program = shutil.which(entry["program"])
+    program: str | None = shutil.which(entry["program"])
     if program is None:
         raise EngineError(f"There is no {entry['title']} here.")
     return program
