@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -179,7 +180,12 @@ class TunePlan:
     @property
     def expected_s(self) -> float:
         """Forecast of what is left to do, never above the budget."""
-        return min(self.options.budget_s, self.launch_s * max(1, self.expected_launches - self.done))
+        return min(self.options.budget_s, self.needed_s)
+
+    @property
+    def needed_s(self) -> float:
+        """The same, whatever the budget is."""
+        return self.launch_s * max(1, self.expected_launches - self.done)
 
     @property
     def probes(self) -> tuple[Arm, ...]:
@@ -196,6 +202,17 @@ class TunePlan:
             f"the baseline and {names}, each for {self.num_prompts} prompts of up to {self.output_len} tokens at "
             f"concurrency {' and '.join(map(str, self.options.concurrency))}, then the best one again in turn with the "
             "baseline until the verdict is safe."
+            f"{self._short_of_time()}"
+        )
+
+    def _short_of_time(self) -> str:
+        """Said where the budget may end before a verdict is safe; a forecast is rough, so a tenth more says nothing."""
+        if self.needed_s <= 1.1 * self.options.budget_s:
+            return ""
+        minutes = math.ceil(self.needed_s / 60)
+        return (
+            f" The forecast without a limit is {spoken_duration(self.needed_s)}, so it may end without a verdict: "
+            f"--budget {minutes}m, or --concurrency 1 or fewer --num-prompts."
         )
 
     def text(self) -> str:
