@@ -4,7 +4,7 @@
 
 For every version asked for: a new environment without anything of this checkout, the wheel with its dependencies from
 the user's own package index, then ``--version``, ``doctor``, a plan, and (without ``--quick``) a short real ``tune`` of
-the small model. A version that is not on this machine is named and left out, but not the one that runs this script. The sdist is
+the small model. A version that is not on this machine is named and left out. The sdist is
 unpacked and a wheel built from it, which must hold the same files.
 """
 
