@@ -88,6 +88,9 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="SURESPEC_API_KEY", show_envvar=True, help="Asked of clients.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with that key: unlike --api-key not in the list of processes.")
+    ] = None,
     dynamo: Annotated[
         bool, typer.Option("--dynamo", help="Be a worker of NVIDIA Dynamo instead; --host and --port are not used.")
     ] = False,
@@ -109,7 +112,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         kv_cache_tokens=kv_cache_tokens,
         threads=threads,
-        api_key=api_key,
+        api_key=_api_key(api_key, api_key_file),
     )
     if dynamo:
         from surespec.local.dynamo_worker import serve_dynamo
@@ -434,6 +437,21 @@ def _warn(warnings: tuple[str, ...]) -> None:
 
 def _say_error(message: str, hint: str = "") -> None:
     typer.echo(f"surespec: {message} {hint}".rstrip(), err=True)
+
+
+def _api_key(given: str | None, file: Path | None) -> str | None:
+    """The key that ``serve`` asks for. A key on the command line can be read by every user of the machine."""
+    if file is None:
+        if given and os.environ.get("SURESPEC_API_KEY") != given:
+            _warn(("--api-key stands in the list of processes; --api-key-file or SURESPEC_API_KEY does not.",))
+        return given
+    from surespec.input_files import read_input
+
+    hint = "Write the key into it, and nothing else."
+    key = read_input(file, what="an API key", most_bytes=4096, hint=hint).decode("utf-8", "replace").strip()
+    if not key or any(not 33 <= ord(letter) <= 126 for letter in key):
+        raise UsageError(f"--api-key-file {file}: not one key of visible ASCII characters.", hint=hint)
+    return key
 
 
 def _no_twice(recipe: Path | None, given: dict[str, str | None]) -> None:
