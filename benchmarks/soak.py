@@ -43,7 +43,8 @@ PROMPTS = tuple(
     )
 )
 MALFORMED = (
-    b"{", b"[]", b'{"model":"soak"}', b'{"model":"other","prompt":"x"}', b'{"model":"soak","prompt":"x","max_tokens":-1}',
+    b"{", b"[]",  b'{"model":"soak"}',
+    b'{"model":"other","prompt":"x"}', b'{"model":"soak","prompt":"x","max_tokens":-1}',
     b'{"model":"soak","prompt":"x","temperature":"hot"}', b'{"model":"soak","prompt":[99999999]}', b"\xff\xfe\x00",
     b'{"model":"soak","prompt":"x","n":100000}', b'{"model":"soak","prompt":' + b"[" * 2000 + b"]" * 2000 + b"}",
 )  # fmt: skip
@@ -194,7 +195,7 @@ async def client(
         kind = chance.choice(kinds)
         try:
             await kind(session, references, seen, chance)
-        except (aiohttp.ClientError, TimeoutError, KeyError, json.JSONDecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
             seen.wrong.append(f"{kind.__name__}: {type(error).__name__} {error}")
 
 
@@ -217,7 +218,10 @@ async def streamed(session: Any, body: dict[str, Any]) -> Any:
         async for line in answer.content:
             data = line.decode().strip().removeprefix("data: ")
             if data and data != "[DONE]":
-                for choice in json.loads(data)["choices"]:
+                document = json.loads(data)
+                if "choices" not in document:
+                    raise ValueError(f"{answer.status} {data[:200]}")
+                for choice in document["choices"]:
                     yield choice["text"]
 
 
@@ -247,7 +251,7 @@ async def stopped(session: Any, references: dict[str, str], seen: Seen, chance: 
 async def cut_off(session: Any, references: dict[str, str], seen: Seen, chance: random.Random) -> None:
     """Hang up after some pieces of a long stream."""
     pieces = chance.randrange(4)
-    async for _ in streamed(session, {**greedy(chance.choice(PROMPTS)), "max_tokens": 200}):
+    async for _ in streamed(session, {**greedy(chance.choice(PROMPTS)), "max_tokens": 150}):
         pieces -= 1
         if pieces < 0:
             break
