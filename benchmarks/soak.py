@@ -303,7 +303,7 @@ def findings(seen: Seen) -> list[str]:
             out.append(f"memory grows: {before:.0f} MB in the second quarter, {after:.0f} MB in the last")
     if seen.files[-1] > seen.files[0] + 8:
         out.append(f"open files grow: {seen.files[0]} -> {seen.files[-1]}")
-    if seen.threads[-1] > max(seen.threads[: max(1, quarter)]) + 8:
+    if seen.threads[-1] > seen.threads[0] + 8:
         out.append(f"threads grow: {seen.threads[0]} -> {seen.threads[-1]}")
     return out
 
