@@ -97,7 +97,10 @@ def read_only(rig: Rig, moment: Moment) -> Ended:
     process = rig.start(moment)
     rig.reached(process)
     target = rig.out if rig.out.exists() else rig.out.parent
-    folders = [target, *(path for path in target.rglob("*") if path.is_dir() and rig.faults not in (path, *path.parents))]
+    folders = [
+        target,
+        *(path for path in target.rglob("*") if path.is_dir() and rig.faults not in (path, *path.parents)),
+    ]
     before = {path: path.stat().st_mode for path in folders}
     for path in folders:
         path.chmod(0o555)
@@ -115,7 +118,7 @@ def disk_full(rig: Rig, moment: Moment) -> Ended:
     process = rig.start(moment)
     rig.reached(process)
     ballast = rig.out.parent / "ballast"
-    if os.path.ismount(rig.out.parent):  # noqa: PTH119
+    if os.path.ismount(rig.out.parent):
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(b"\0" * 4096)
@@ -134,7 +137,9 @@ def small_disk(folder: Path) -> Iterator[Rig]:
     folder.mkdir()
     place = folder / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True).returncode == 0
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True).returncode == 0
+    )
     try:
         yield make_rig(folder / "rig", place / "run")
     finally:

@@ -89,7 +89,9 @@ class Rig:
     sessions: int = 0
     faults: Path = Path()
 
-    def start(self, moment: Moment | None = None, *extra: str, resume: bool = False, **server: object) -> subprocess.Popen[str]:
+    def start(
+        self, moment: Moment | None = None, *extra: str, resume: bool = False, **server: object
+    ) -> subprocess.Popen[str]:
         """Begin `surespec tune`, in a group of its own as from a terminal; permissions bind it even when root runs it."""
         self.sessions += 1
         self.faults = self.folder / f"faults-{self.mark[:6]}-{self.sessions}"
