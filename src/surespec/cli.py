@@ -238,6 +238,9 @@ def tune(
     draft_model: Annotated[str | None, typer.Option(help="A small model of the same family to try as drafter.")] = None,
     eagle3_head: Annotated[str | None, typer.Option(help="An EAGLE-3 head to try; known for smollm2-135m.")] = None,
     budget: Annotated[str, typer.Option(help="Most time to spend: 90s, 20m, 1h.")] = "20m",
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds a request may take before the server hangs.")
+    ] = 600.0,
     out: Annotated[Path, typer.Option(help="Folder for everything measured.")] = Path("surespec-run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder given by --out.")] = False,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Dynamo: how many workers.")] = 1,
@@ -283,6 +286,7 @@ def tune(
         draft_model=draft_model,
         eagle3_head=eagle3_head,
         budget_s=_duration("--budget", budget),
+        timeout_s=timeout,
         out=out,
         resume=resume,
         workers=workers,
@@ -356,9 +360,13 @@ def main() -> NoReturn:
     """Run the command line; every expected error ends as one or two sentences and its documented exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
-        code = app(standalone_mode=False) or 0
-        sys.stdout.flush()
+        try:
+            # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
+            code = app(standalone_mode=False) or 0
+            sys.stdout.flush()
+        finally:  # what is left to do is short, and a second Ctrl-C must not end it half-way
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except SurespecError as exc:
         _say_error(str(exc))
         code = exc.exit_code

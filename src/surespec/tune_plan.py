@@ -45,7 +45,7 @@ class TuneOptions:
     and start it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
 
     ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
-    further launch begins.
+    further launch begins; ``timeout_s`` how long a request may take.
     """
 
     model: str = DEFAULT_MODEL
@@ -68,6 +68,7 @@ class TuneOptions:
     endpoint: str | None = None
     max_model_len: int | None = None
     budget_s: float = 1200.0
+    timeout_s: float = 600.0
     max_launches: int = MAX_LAUNCHES
     out: Path = Path("surespec-run")
     resume: bool = False
@@ -131,7 +132,7 @@ class TuneOptions:
     def stored(self) -> dict[str, Any]:
         """What a bundle's manifest keeps of them: all but where and how long."""
         kept = asdict(self)
-        for name in ("out", "resume", "budget_s", "stop_existing", "apply"):
+        for name in ("out", "resume", "budget_s", "timeout_s", "stop_existing", "apply"):
             del kept[name]
         return kept
 
