@@ -385,7 +385,7 @@ def test_tune_stops_it_for_the_launches_and_starts_it_again(user, tmp_path, monk
     assert tune_module.tune(TuneOptions(out=out)).verdict == "failed"
     until(lambda: len(lines(user)) == 2, "the second life")
     kinds = [event["kind"] for event in Bundle.open(out).events()]
-    assert (kinds[0], kinds[-1]) == ("existing_stopped", "existing_restarted")
+    assert (*kinds[:2], kinds[-1]) == ("created", "existing_stopped", "existing_restarted")
     texts = "".join(path.read_text() for path in out.rglob("*") if path.is_file())
     assert "sesame" not in texts
     assert "its own" not in texts
