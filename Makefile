@@ -6,7 +6,7 @@ DEMO_PROMPTS ?= copy
 DEMO_OUT ?= demo$(if $(filter-out copy,$(DEMO_PROMPTS)),-$(DEMO_PROMPTS))
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-model test-real test-dynamo test-faults engine-vllm engine-sglang engine-dynamo engine-llamacpp lint clean help
+.PHONY: demo test test-model test-real test-dynamo test-faults engine-vllm engine-sglang engine-dynamo engine-llamacpp wheel audit lint clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,6 +50,15 @@ lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check src tests tools benchmarks
 	$(BIN)/ruff format --check src tests tools benchmarks
 	$(BIN)/mypy
+
+wheel: $(VENV)/.dev  ## build wheel and sdist, and use the wheel in empty environments on Python 3.11, 3.12, 3.13
+	@$(BIN)/surespec fetch smollm2-135m > /dev/null
+	$(BIN)/python tools/check_wheel.py
+
+audit: $(VENV)/.base  ## ask a public database for known weaknesses of the base installation
+	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip install --quiet pip-audit
+	$(BIN)/python -m pip list --format freeze --exclude-editable | grep -v '^pip==' > $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --no-deps --disable-pip -r $(VENV)/audit/installed.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
