@@ -6,7 +6,7 @@ DEMO_PROMPTS ?= copy
 DEMO_OUT ?= demo$(if $(filter-out copy,$(DEMO_PROMPTS)),-$(DEMO_PROMPTS))
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-model test-real test-dynamo engine-vllm engine-sglang engine-dynamo engine-llamacpp lint clean help
+.PHONY: demo test test-model test-real test-dynamo test-faults engine-vllm engine-sglang engine-dynamo engine-llamacpp lint clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,6 +27,9 @@ test-model: $(VENV)/.dev  ## the tests that need the small real model
 test-real: $(VENV)/.dev engine-vllm engine-sglang $(if $(LLAMACPP),engine-llamacpp)  ## tests on real engines: vLLM and SGLang on the CPU; LLAMACPP=1 adds llama.cpp
 	@echo "Real engines under test: vllm, sglang$(if $(LLAMACPP), and llamacpp)."
 	$(BIN)/python -m pytest -m real --timeout 1500 tests/real/test_real_vllm.py tests/real/test_real_sglang.py $(if $(LLAMACPP),tests/real/test_real_llamacpp.py)
+
+test-faults: $(VENV)/.dev  ## every fault at every moment of a tune (under 10 minutes)
+	$(BIN)/python -m pytest tests/faults -m 'faults or not faults' --timeout 300
 
 test-dynamo: $(VENV)/.dev engine-dynamo  ## tests on a real Dynamo: frontend, router, vLLM's worker and our own
 	$(BIN)/python -m pytest -m real --timeout 1500 tests/real/test_real_dynamo.py

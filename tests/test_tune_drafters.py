@@ -19,7 +19,14 @@ def test_a_published_head_is_found_for_engines_that_load_it():
     assert known_drafters(LLAMA, "sglang", None, None).eagle3_head
 
 
-@pytest.mark.parametrize("engine", ["local", "llamacpp"])
+@pytest.mark.parametrize("engine", ["dynamo", "dynamo-sglang", "dynamo-trtllm"])
+def test_dynamo_is_offered_the_head_of_the_engine_inside(engine):
+    inside = {"dynamo": "vllm", "dynamo-sglang": "sglang", "dynamo-trtllm": "trtllm"}[engine]
+    assert known_drafters(LLAMA, engine, None, None) == known_drafters(LLAMA, inside, None, None)
+    assert known_drafters(LLAMA, engine, None, None).eagle3_head
+
+
+@pytest.mark.parametrize("engine", ["local", "llamacpp", "dynamo-local"])
 def test_engines_that_cannot_load_it_by_name_are_told_none(engine):
     assert known_drafters(LLAMA, engine, None, "d") == KnownDrafters(None, "d", NO_HEAD)
 

@@ -1,5 +1,7 @@
 """Names of arms, forecasts, and which arm comes next."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,15 @@ def test_forecasts_grow_with_the_work_and_keep_to_the_budget(tmp_path):
     plan = plan_tune(TuneOptions(out=tmp_path, budget_s=30))
     assert plan.expected_s == 30
     assert "30 seconds" in plan.summary()
+
+
+def test_a_budget_that_is_too_short_is_said_with_one_that_is_not(tmp_path):
+    short = plan_tune(TuneOptions(out=tmp_path, budget_s=30))
+    said = re.search(r"--budget (\d+)m", short.summary())
+    assert said is not None
+    enough = plan_tune(TuneOptions(out=tmp_path, budget_s=60 * int(said[1])))
+    assert "--budget" not in enough.summary()
+    assert enough.expected_s == enough.needed_s == short.needed_s
 
 
 def test_the_default_run_is_a_matter_of_minutes(tmp_path):

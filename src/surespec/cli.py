@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from surespec import __version__
+from surespec.cli_help import doctor_command, schema_command
 from surespec.cli_plan import explain_command, plan_command, probe_command
 from surespec.cli_recipe import apply_command, undo_command
 from surespec.errors import SurespecError, UsageError
@@ -87,6 +88,9 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="SURESPEC_API_KEY", show_envvar=True, help="Asked of clients.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with that key: unlike --api-key not in the list of processes.")
+    ] = None,
     dynamo: Annotated[
         bool, typer.Option("--dynamo", help="Be a worker of NVIDIA Dynamo instead; --host and --port are not used.")
     ] = False,
@@ -108,7 +112,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         kv_cache_tokens=kv_cache_tokens,
         threads=threads,
-        api_key=api_key,
+        api_key=_api_key(api_key, api_key_file),
     )
     if dynamo:
         from surespec.local.dynamo_worker import serve_dynamo
@@ -234,6 +238,9 @@ def tune(
     draft_model: Annotated[str | None, typer.Option(help="A small model of the same family to try as drafter.")] = None,
     eagle3_head: Annotated[str | None, typer.Option(help="An EAGLE-3 head to try; known for smollm2-135m.")] = None,
     budget: Annotated[str, typer.Option(help="Most time to spend: 90s, 20m, 1h.")] = "20m",
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds a request may take before the server hangs.")
+    ] = 600.0,
     out: Annotated[Path, typer.Option(help="Folder for everything measured.")] = Path("surespec-run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder given by --out.")] = False,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Dynamo: how many workers.")] = 1,
@@ -279,6 +286,7 @@ def tune(
         draft_model=draft_model,
         eagle3_head=eagle3_head,
         budget_s=_duration("--budget", budget),
+        timeout_s=timeout,
         out=out,
         resume=resume,
         workers=workers,
@@ -344,15 +352,21 @@ app.command("plan")(plan_command)
 app.command("apply")(apply_command)
 app.command("undo")(undo_command)
 app.command("explain")(explain_command)
+app.command("doctor")(doctor_command)
+app.command("schema")(schema_command)
 
 
 def main() -> NoReturn:
     """Run the command line; every expected error ends as one or two sentences and its documented exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
-        code = app(standalone_mode=False) or 0
-        sys.stdout.flush()
+        try:
+            # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
+            code = app(standalone_mode=False) or 0
+            sys.stdout.flush()
+        finally:  # what is left to do is short, and a second Ctrl-C must not end it half-way
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except SurespecError as exc:
         _say_error(str(exc))
         code = exc.exit_code
@@ -431,6 +445,21 @@ def _warn(warnings: tuple[str, ...]) -> None:
 
 def _say_error(message: str, hint: str = "") -> None:
     typer.echo(f"surespec: {message} {hint}".rstrip(), err=True)
+
+
+def _api_key(given: str | None, file: Path | None) -> str | None:
+    """The key that ``serve`` asks for. A key on the command line can be read by every user of the machine."""
+    if file is None:
+        if given and os.environ.get("SURESPEC_API_KEY") != given:
+            _warn(("--api-key stands in the list of processes; --api-key-file or SURESPEC_API_KEY does not.",))
+        return given
+    from surespec.input_files import read_input
+
+    hint = "Write the key into it, and nothing else."
+    key = read_input(file, what="an API key", most_bytes=4096, hint=hint).decode("utf-8", "replace").strip()
+    if not key or any(not 33 <= ord(letter) <= 126 for letter in key):
+        raise UsageError(f"--api-key-file {file}: not one key of visible ASCII characters.", hint=hint)
+    return key
 
 
 def _no_twice(recipe: Path | None, given: dict[str, str | None]) -> None:

@@ -276,7 +276,9 @@ def _print_plan(result: Plan) -> None:
         say("".join(f"   {line}\n" for line in step.text.rstrip().splitlines()).rstrip())
         if step.why:
             say(f"   ({step.why})")
-    if result.exit_code:
+    if result.exit_code and result.arms:
+        say('No arm fits as asked: make the changes under "to fit" and plan again, or serve without speculation.')
+    elif result.exit_code:
         say("No arm is worth a try here: keep the deployment as it is.")
 
 

@@ -17,7 +17,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on std
 
 
 def apply_command(
-    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The folder of a surespec tune.")] = None,
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="The folder of a surespec tune.")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", help="The file that starts the deployment.")] = None,
     speculative_config: Annotated[
         str, typer.Option("--speculative-config", help="Write this JSON instead of a verdict's; none removes it.")

@@ -7,14 +7,18 @@
     DIR/launches/NNN-ARM/traces-cC.jsonl   its requests at concurrency C, a core.Trace a line, appended as measured
     DIR/launches/NNN-ARM/server.log   what the server said
     DIR/judgement.json                the verdict (surespec/tune/1)
+    DIR/.lock                         held while a process works on it
 
-Every whole file appears by one rename, so a reader never sees half of one. A launch without a readable ``launch.json``
-and all its traces was cut off; it is left alone, named in ``Bundle.problems``, and measured again.
+Every whole file appears by one rename, so a reader never sees half of one; it and its folder are flushed to the disk. A
+launch without a readable ``launch.json`` and all its traces was cut off; it is left alone, named in
+``Bundle.problems``, and measured again. The time line begins with a copy of the manifest, from which a damaged one is
+restored.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +37,8 @@ from surespec.errors import BundleError
 
 SCHEMA_NAME, SCHEMA_VERSION = "surespec/bundle", 1
 _LAUNCH_DIR = re.compile(r"(\d{3,})-(.+)")
+_SCRATCH = re.compile(r"\.(?:\w[\w.-]*\.(?:jsonl?|html|csv))\.[a-z0-9_]{8}|server\.log\.part")
+"""Names of files half written by a process that was killed."""
 
 
 class Bundle:
@@ -54,9 +60,9 @@ class Bundle:
                 f"{path} holds a run already.", hint=f"Go on with it: --resume --out {path}; or choose another --out."
             )
         try:
-            if path.exists() and any(entry.name != ".lock" for entry in path.iterdir()):
+            if path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
                 raise BundleError(f"{path} is not empty and holds no run.", hint="Choose a new folder with --out.")
-            (path / "launches").mkdir(parents=True)
+            (path / "launches").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(path, error) from error
         document = {
@@ -65,13 +71,20 @@ class Bundle:
             "surespec_version": __version__,
             **manifest,
         }
-        write_json(path / "manifest.json", document)
-        return cls(path, document)
+        bundle = cls(path, document)
+        with bundle.lock():
+            if (path / "manifest.json").exists():
+                raise BundleError(f"Another surespec has just begun a run in {path}.", hint="Choose another --out.")
+            (path / "events.jsonl").unlink(missing_ok=True)
+            bundle.event("created", manifest=document)
+            write_json(path / "manifest.json", document)
+        return bundle
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
         """Open an existing bundle. Raises BundleError when it is missing, unreadable, or of another schema version."""
         file = path / "manifest.json"
+        problems = []
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -79,7 +92,12 @@ class Bundle:
                 f"{path} holds no run (there is no manifest.json).", hint="Name the --out folder of a surespec tune."
             ) from error
         except (OSError, ValueError) as error:
-            raise BundleError(f"{file} cannot be read: {error}.", hint="Start a new run in another folder.") from error
+            manifest = next((e.get("manifest") for e in cls(path, {}).events() if e.get("kind") == "created"), None)
+            if manifest is None:
+                raise BundleError(
+                    f"{file} cannot be read: {error}.", hint="Start a new run in another folder."
+                ) from error
+            problems = [f"{file.name} cannot be read; what it said was taken from events.jsonl."]
         schema = str(manifest.get("schema", "")) if isinstance(manifest, dict) else ""
         name, _, version = schema.rpartition("/")
         if name != SCHEMA_NAME or not version.isdigit():
@@ -90,7 +108,9 @@ class Bundle:
                 f"this one ({__version__}) reads up to {SCHEMA_NAME}/{SCHEMA_VERSION}.",
                 hint="Update surespec to read it.",
             )
-        return cls(path, manifest)
+        bundle = cls(path, manifest)
+        bundle.problems += problems
+        return bundle
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -112,10 +132,19 @@ class Bundle:
                     f"Another surespec (process {holder}) is working on {self.path}.",
                     hint="Wait for it, stop it, or choose another --out.",
                 ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with contextlib.suppress(OSError):  # the number is only for the message above
+                file.truncate(0)
+                os.write(file.fileno(), str(os.getpid()).encode())
+            self._sweep()
             yield
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half written. Only for the holder of the lock."""
+        for folder in (self.path, *(folder for _, folder in self._launch_dirs())):
+            for entry in folder.iterdir():
+                if _SCRATCH.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        entry.unlink()
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event to the time line."""
@@ -167,6 +196,8 @@ class Bundle:
             if run.traces and len(_lines(file)) != len(run.traces):
                 text = "".join(json.dumps(t.model_dump(mode="json"), ensure_ascii=False) + "\n" for t in run.traces)
                 write_text(file, text)
+            elif run.traces:
+                _flush(file)
         document = launch.model_dump(mode="json")
         for body, run in zip(document["runs"], launch.runs, strict=True):
             del body["traces"]
@@ -233,10 +264,31 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         Path(scratch).chmod(0o644)
         Path(scratch).replace(path)
+        scratch = None
+        _flush(path.parent)
     except OSError as error:
-        if scratch is not None:
-            Path(scratch).unlink(missing_ok=True)
         raise _unwritable(path, error) from error
+    finally:  # also after Ctrl-C
+        if scratch is not None:
+            with contextlib.suppress(OSError):
+                Path(scratch).unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file, or a folder's names. Some file systems cannot, which is no reason to fail."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _is_leftover(entry: Path) -> bool:
+    """Whether a run that was ended before it had begun has left this: it holds nothing."""
+    if entry.name in (".lock", "events.jsonl") or _SCRATCH.fullmatch(entry.name):
+        return True
+    return entry.name == "launches" and not any(entry.iterdir())
 
 
 def write_json(path: Path, document: object) -> None:
@@ -245,10 +297,22 @@ def write_json(path: Path, document: object) -> None:
 
 
 def append_line(path: Path, document: Mapping[str, Any]) -> None:
-    """Append one JSON line in one write. Raises BundleError when the file cannot be written."""
+    """Append one JSON line, whole or not at all. Raises BundleError when the file cannot be written.
+
+    A last line that a power cut left without its end is ended first, so that it spoils no other.
+    """
+    line = (json.dumps(document, ensure_ascii=False) + "\n").encode()
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        with path.open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size and (file.seek(size - 1), file.read(1))[1] != b"\n":
+                line = b"\n" + line
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except BaseException:
+                file.truncate(size)
+                raise
     except OSError as error:
         raise _unwritable(path, error) from error
 

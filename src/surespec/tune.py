@@ -81,7 +81,7 @@ def tune(
         engine.prepare(plan.arms, progress.fetching)
     bundle = Bundle.open(options.out) if options.resume else _create(plan)
     options = plan.options
-    with bundle.lock():
+    with _told_how_to_go_on(options), bundle.lock():
         history = _History(bundle)
         for problem in bundle.problems:
             progress.note(problem)
@@ -103,6 +103,22 @@ def tune(
             if options.apply:
                 leave_running(hand_over, judgement, progress.note)
     return judgement
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(options: TuneOptions) -> Iterator[None]:
+    """Ctrl-C, whenever it comes, ends a run that can be resumed, and says how."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _interrupted(options) from None
+
+
+def _interrupted(options: TuneOptions) -> Interrupted:
+    return Interrupted(
+        f"Interrupted; what was measured so far is in {options.out}.",
+        hint=f"Go on with: surespec tune --resume --out {shell_text([str(options.out)])}",
+    )
 
 
 @contextlib.contextmanager
@@ -232,11 +248,7 @@ def _launch(history: _History, arm: Arm, measure: Measure, plan: TunePlan) -> La
             index=index, arm=arm.name, status="interrupted", started_at=started_at, failure="stopped by the user"
         )
         history.record(stopped)
-        out = shell_text([str(plan.options.out)])
-        raise Interrupted(
-            f"Interrupted; what was measured so far is in {plan.options.out}.",
-            hint=f"Go on with: surespec tune --resume --out {out}",
-        ) from None
+        raise _interrupted(plan.options) from None
     history.record(launch)
     return launch
 

@@ -10,8 +10,16 @@ from surespec.models import resolve
 from surespec.plan.heads import draft_for, heads_for
 from surespec.plan_nouns import Model
 
-TABLE_ENGINES = ("vllm", "sglang", "trtllm")
-"""Engines that load a published head by its Hugging Face id; llama.cpp wants it converted, the embedded one local."""
+TABLE_ENGINES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "trtllm",
+    "dynamo": "vllm",
+    "dynamo-sglang": "sglang",
+    "dynamo-trtllm": "trtllm",
+}
+"""Engines that load a published head by its Hugging Face id, and the engine inside, whose heads they are; llama.cpp
+wants it converted, the embedded one local."""
 
 NO_HEAD = "No EAGLE-3 head is known for this model (rule W3); name one with --eagle3-head."
 
@@ -39,7 +47,7 @@ def known_drafters(model: str, engine: str, eagle3_head: str | None, draft_model
     target = _facts(model) if engine in TABLE_ENGINES else None
     if target is None:
         return KnownDrafters(None, draft_model, NO_HEAD)
-    head = _published_head(target, engine)
+    head = _published_head(target, TABLE_ENGINES[engine])
     if head is not None:
         return KnownDrafters(head, draft_model, f"EAGLE-3 head from the table of published ones: {head}.")
     if draft_model is None and (found := draft_for(target)[0]) is not None:

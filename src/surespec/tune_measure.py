@@ -131,6 +131,7 @@ class EngineMeasure:
             num_prompts=self._plan.num_prompts,
             output_len=self._plan.output_len,
             temperature=options.temperature,
+            timeout_s=options.timeout_s,
         )
 
     def _show(self, progress: Progress) -> None:

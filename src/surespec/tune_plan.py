@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
-from surespec.engines import ENGINES, Engine, EngineSettings, make_engine
+from surespec.engines import ENGINES, Engine, EngineSettings, make_engine, takers
 from surespec.engines.base import shell_text
 from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
 from surespec.engines.pace import Pace
@@ -44,7 +45,7 @@ class TuneOptions:
     and start it again at the end; ``apply``: leave the new arm in its place when the verdict is keep.
 
     ``max_launches`` is the most launches of the baseline and of the finalist; ``budget_s`` the time after which no
-    further launch begins.
+    further launch begins; ``timeout_s`` how long a request may take.
     """
 
     model: str = DEFAULT_MODEL
@@ -67,6 +68,7 @@ class TuneOptions:
     endpoint: str | None = None
     max_model_len: int | None = None
     budget_s: float = 1200.0
+    timeout_s: float = 600.0
     max_launches: int = MAX_LAUNCHES
     out: Path = Path("surespec-run")
     resume: bool = False
@@ -96,15 +98,8 @@ class TuneOptions:
             ):
                 if value is not None:
                     raise UsageError(f"{flag} {value}: with --recipe the recipe says it.", hint="Change it there.")
-        for flag, value, engines in (
-            (
-                "--engine-python",
-                self.engine_python,
-                ("vllm", "sglang", "trtllm", *(e for e in ENGINES if "dynamo" in e)),
-            ),
-            ("--engine-program", self.engine_program, ("llamacpp",)),
-        ):
-            if value is not None and self.engine not in engines:
+        for flag, value in (("--engine-python", self.engine_python), ("--engine-program", self.engine_program)):
+            if value is not None and self.engine not in (engines := takers(flag)):
                 raise UsageError(f"{flag} is for --engine {' or '.join(engines)}, not {self.engine}.")
         if self.managed != (self.endpoint is not None):
             raise UsageError(
@@ -137,7 +132,7 @@ class TuneOptions:
     def stored(self) -> dict[str, Any]:
         """What a bundle's manifest keeps of them: all but where and how long."""
         kept = asdict(self)
-        for name in ("out", "resume", "budget_s", "stop_existing", "apply"):
+        for name in ("out", "resume", "budget_s", "timeout_s", "stop_existing", "apply"):
             del kept[name]
         return kept
 
@@ -186,7 +181,12 @@ class TunePlan:
     @property
     def expected_s(self) -> float:
         """Forecast of what is left to do, never above the budget."""
-        return min(self.options.budget_s, self.launch_s * max(1, self.expected_launches - self.done))
+        return min(self.options.budget_s, self.needed_s)
+
+    @property
+    def needed_s(self) -> float:
+        """The same, whatever the budget is."""
+        return self.launch_s * max(1, self.expected_launches - self.done)
 
     @property
     def probes(self) -> tuple[Arm, ...]:
@@ -203,6 +203,17 @@ class TunePlan:
             f"the baseline and {names}, each for {self.num_prompts} prompts of up to {self.output_len} tokens at "
             f"concurrency {' and '.join(map(str, self.options.concurrency))}, then the best one again in turn with the "
             "baseline until the verdict is safe."
+            f"{self._short_of_time()}"
+        )
+
+    def _short_of_time(self) -> str:
+        """Said where the budget may end before a verdict is safe; a forecast is rough, so a tenth more says nothing."""
+        if self.needed_s <= 1.1 * self.options.budget_s:
+            return ""
+        minutes = math.ceil(self.needed_s / 60)
+        return (
+            f" The forecast without a limit is {spoken_duration(self.needed_s)}, so it may end without a verdict: "
+            f"--budget {minutes}m, or --concurrency 1 or fewer --num-prompts."
         )
 
     def text(self) -> str:

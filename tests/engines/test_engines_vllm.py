@@ -17,6 +17,7 @@ from surespec.engines.python_env import PythonEnv, ask, engines_home, find_env
 from surespec.engines.vllm import VllmEngine, stage_of
 from surespec.errors import ConfigError, EngineError, ModelError
 from surespec.fetch import hf_folder
+from surespec.models.bundled import bundled
 from surespec.tune_plan import TuneOptions, make_arm, plan_tune, with_k
 
 CONFIG = {
@@ -124,6 +125,14 @@ def test_the_gpu_build_starts_by_its_script_and_keeps_its_defaults(folder, tmp_p
     argv = built.command(BASELINE)
     assert argv[:3] == [str(python.parent / "vllm"), "serve", str(folder)]
     assert not {"--dtype", "--enforce-eager", "--max-model-len", "env"} & set(argv)
+
+
+def test_a_hugging_face_id_has_a_forecast_too(folder, monkeypatch):
+    """vLLM fetches an id itself, so its files need not lie here: the facts say its size, or a guess does."""
+    monkeypatch.setattr("surespec.engines.vllm.resolve", lambda name: bundled(name) or pytest.fail("asked a network"))
+    known = replace(engine(folder), model="Qwen/Qwen3-0.6B", target="Qwen/Qwen3-0.6B").pace()
+    larger = replace(engine(folder), model="Qwen/Qwen3-4B", target="Qwen/Qwen3-4B").pace()
+    assert engine(folder).pace().step_ms < known.step_ms < larger.step_ms
 
 
 def test_kv_space_is_enough_for_all_requests_at_full_length(folder, monkeypatch):

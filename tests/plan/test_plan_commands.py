@@ -60,6 +60,13 @@ def test_plan_for_people() -> None:
     assert code == 10 and "refused eagle3 by W4" in text and "keep the deployment as it is" in text
 
 
+def test_a_plan_whose_arms_need_changes_points_at_them() -> None:
+    wanted = ("--model", "Llama-3.1-8B", "--device", "orin-agx-32gb", "--max-model-len", "32768")
+    code, text = run("plan", *wanted, "--gpu-memory-utilization", "0.60")
+    assert code == 10 and "to fit: --gpu-memory-utilization" in text
+    assert 'make the changes under "to fit"' in text and "keep the deployment as it is" not in text
+
+
 def test_plan_on_a_captured_board() -> None:
     code, got = document("plan", "--model", "Qwen3-8B", "--root", str(BOARDS / "thor-t4000"))
     assert code == 0 and any("70W" in note for note in got["notes"])

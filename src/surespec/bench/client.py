@@ -35,6 +35,8 @@ _CONNECT_TIMEOUT_S = 10.0
 _DRAIN_S = 1.0
 _EXAMPLE = "Example: http://localhost:8000"
 _SHOWN_CHARS = 300
+TIMED_OUT = "timed out"
+"""How the error of a request begins that got no answer, or no more of it, in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +302,7 @@ class StreamClient:
     def _timeout_reason(self, stream: StreamState) -> str:
         waited = time.perf_counter() - stream.sent_at
         got = f"after {len(stream.chunk_times)} chunks" if stream.chunk_times else "before the first token"
-        return f"timed out {got}, {waited:.0f} s after it was sent"
+        return f"{TIMED_OUT} {got}, {waited:.0f} s after it was sent"
 
     def _clean(self, text: str) -> str:
         """Text from outside, short, on one line, without the API key."""

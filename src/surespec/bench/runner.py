@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from surespec.bench.client import Api, Decoding, Reply, StreamClient, normalise_endpoint, shown
+from surespec.bench.client import TIMED_OUT, Api, Decoding, Reply, StreamClient, normalise_endpoint, shown
 from surespec.bench.scrape import difference, scrape_all
 from surespec.bench.workload import Prompt, PromptSet, load_workload
 from surespec.core import Acceptance, BenchResult, CategoryStats, Run, Trace, Workload
@@ -33,6 +33,9 @@ DEFAULT_NUM_PROMPTS = 36
 _WARMUP_TOKENS = 64
 _MIN_WARMUP_REQUESTS = 2
 _GIVE_UP_AFTER = 8
+_GIVE_UP_SILENT = 2
+"""Requests a worker that time out in a row: each has cost the whole time limit, so a server that hangs is left soon."""
+
 _MAX_CONCURRENCY = 1024
 
 
@@ -254,15 +257,16 @@ async def _closed_loop(
     """Send all prompts from ``level`` workers. Returns the replies in prompt order and how many were never sent."""
     replies: dict[int, Reply] = {}
     queue: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
-    in_a_row = failed = tokens = 0
+    in_a_row = silent = failed = tokens = 0
     origin = time.perf_counter()
 
     async def worker() -> None:
-        nonlocal in_a_row, failed, tokens
+        nonlocal in_a_row, silent, failed, tokens
         for index, prompt in queue:
             reply = await client.send(prompt, origin=origin)
             replies[index] = reply
             in_a_row = 0 if reply.trace.ok else in_a_row + 1
+            silent = silent + 1 if reply.trace.error.startswith(TIMED_OUT) else 0
             failed += not reply.trace.ok
             tokens += reply.trace.output_tokens
             if on_trace:
@@ -270,7 +274,7 @@ async def _closed_loop(
             if progress:
                 elapsed = time.perf_counter() - origin
                 progress(Progress(phase, level, len(replies), len(prompts), failed, tokens, elapsed))
-            if in_a_row >= max(_GIVE_UP_AFTER, 2 * level):
+            if in_a_row >= max(_GIVE_UP_AFTER, 2 * level) or silent >= _GIVE_UP_SILENT * level:
                 return
 
     async with asyncio.TaskGroup() as group:

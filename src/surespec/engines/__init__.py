@@ -7,18 +7,18 @@ from importlib import import_module
 from surespec.engines.base import Engine, EngineSettings, RunningServer
 from surespec.errors import ConfigError
 
-_MAKERS = {
+_MAKERS: dict[str, tuple[str, ...]] = {
     "local": ("local", "make_local"),
-    "vllm": ("vllm", "make_vllm"),
-    "llamacpp": ("llamacpp", "make_llamacpp"),
-    "sglang": ("sglang", "make_sglang"),
-    "trtllm": ("trtllm", "make_trtllm"),
-    "dynamo": ("dynamo", "make_dynamo"),
-    "dynamo-local": ("dynamo", "make_dynamo_local"),
-    "dynamo-sglang": ("dynamo", "make_dynamo_sglang"),
-    "dynamo-trtllm": ("dynamo", "make_dynamo_trtllm"),
+    "vllm": ("vllm", "make_vllm", "--engine-python"),
+    "llamacpp": ("llamacpp", "make_llamacpp", "--engine-program"),
+    "sglang": ("sglang", "make_sglang", "--engine-python"),
+    "trtllm": ("trtllm", "make_trtllm", "--engine-python", "--engine-program"),
+    "dynamo": ("dynamo", "make_dynamo", "--engine-python"),
+    "dynamo-local": ("dynamo", "make_dynamo_local", "--engine-python"),
+    "dynamo-sglang": ("dynamo", "make_dynamo_sglang", "--engine-python"),
+    "dynamo-trtllm": ("dynamo", "make_dynamo_trtllm", "--engine-python"),
 }
-"""Name of each engine, its module, and the function in it that makes one."""
+"""Name of each engine: its module, the function in it that makes one, and the flags by which a user names its place."""
 
 ENGINES = tuple(_MAKERS)
 
@@ -27,7 +27,7 @@ def make_engine(name: str, *, model: str, precision: str = "fp32", settings: Eng
     """The engine of that name for one model. Raises ConfigError with the known names, or what the engine raises."""
     if name not in _MAKERS:
         raise ConfigError(f"--engine {name}: there is no such engine.", hint=f"Known: {', '.join(ENGINES)}.")
-    module, function = _MAKERS[name]
+    module, function, *_ = _MAKERS[name]
     make = getattr(import_module(f"surespec.engines.{module}"), function)
     chosen = settings or EngineSettings()
     engine: Engine = make(model, precision, chosen)
@@ -37,4 +37,9 @@ def make_engine(name: str, *, model: str, precision: str = "fp32", settings: Eng
     return engine
 
 
-__all__ = ["ENGINES", "Engine", "EngineSettings", "RunningServer", "make_engine"]
+def takers(flag: str) -> tuple[str, ...]:
+    """The engines that ``--engine-python`` or ``--engine-program`` is for."""
+    return tuple(name for name, (_, _, *flags) in _MAKERS.items() if flag in flags)
+
+
+__all__ = ["ENGINES", "Engine", "EngineSettings", "RunningServer", "make_engine", "takers"]

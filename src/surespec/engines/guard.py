@@ -25,6 +25,7 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
         """SIGTERM: sent to the whole group by surespec (then the server ends by itself), or by the kernel."""
         if os.getppid() != parent:
             clean_up(cleanup)
+            kill_strays()
             os.killpg(0, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, parent_may_be_gone)
@@ -48,12 +49,34 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
         pid, status = os.wait()
         if pid == child:
             break
+    kill_strays()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def kill_strays() -> None:
+    """SIGKILL to the descendants that left the group: when a server ends, nobody else knows of them any more."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    own = {os.getpid()}
+    while more := [pid for pid, parent in parents.items() if parent in own and pid not in own]:
+        own.update(more)
+    for pid in own - {os.getpid()}:
+        try:
+            if os.getpgid(pid) != os.getpgid(0):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
 
 
 def clean_up(cleanup: list[str]) -> None:

@@ -54,7 +54,7 @@ class LocalEngineProcess:
 
     def mended(self, arm: Arm, remedy: Remedy) -> LocalEngineProcess | None:
         """It can only be started again."""
-        return self if remedy.name == "again" else None
+        return self if remedy.name in ("again", "other_port") else None
 
     def start(self, arm: Arm, log_path: Path, on_stage: StageHook | None = None) -> RunningServer:
         """Start it with this interpreter, whatever ``surespec`` on PATH may be. Raises EngineError."""

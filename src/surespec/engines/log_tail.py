@@ -6,6 +6,7 @@ by its form; ``redact_file`` does so to a kept log once its server is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -113,7 +114,14 @@ def redact_file(path: Path) -> bool:
     if safe == text:
         return False
     beside = path.with_name(f"{path.name}.part")
-    with beside.open("w", encoding="utf-8", newline="") as file:
-        file.write(safe)
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            file.write(safe)
+        beside.replace(path)
+    except OSError:  # no room for a second one, or none may be made: then in its own place
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), path.open("r+", encoding="utf-8", newline="") as file:
+            file.write(safe)
+            file.truncate()
     return True

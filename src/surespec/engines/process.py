@@ -17,8 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +29,7 @@ from surespec.engines import guard
 from surespec.engines.base import StageHook
 from surespec.engines.failures import Failure, Moment, classify
 from surespec.engines.log_tail import clean, last_meaningful, read_tail, redact_file
-from surespec.engines.ready import speaks_http, stream_once
+from surespec.engines.ready import listeners, speaks_http, stream_once
 from surespec.errors import EngineError, PortInUseError
 
 HOST = "127.0.0.1"
@@ -75,11 +76,17 @@ class ServerProcess:
     def stop(self) -> None:
         """SIGTERM to the whole group, SIGKILL to what is left, until all are gone and the port is free.
 
-        Then the log is cleaned of secrets. Raises EngineError when a process survives even SIGKILL.
+        Then the log is cleaned of secrets. Ctrl-C meanwhile is held until the server is gone, and shortens the wait for
+        SIGKILL. Raises EngineError when a process survives even that.
         """
+        with _interrupts_held() as interrupts:
+            self._stop(interrupts)
+
+    def _stop(self, interrupts: Sequence[int]) -> None:
         strays = [process for process in _descendants(self.pid) if _group_of(process.pid) != self.pid]
         self._signal(signal.SIGTERM, strays)
-        if not self._gone_within(STOP_GRACE_S, strays):
+        self._signal(signal.SIGCONT, strays)  # a process that was stopped would not even see the first
+        if not self._gone_within(STOP_GRACE_S, strays, interrupts):
             self._signal(signal.SIGKILL, strays)
             if not self._gone_within(KILL_GRACE_S, strays):
                 _running.discard(self)
@@ -96,6 +103,14 @@ class ServerProcess:
             time.sleep(POLL_S)
         self._wait_for_memory()
         redact_file(self.log_path)
+
+    def has_port(self) -> bool:
+        """Whether what listens on its port is part of it: another program may have taken the port since it was chosen,
+        and be measured instead. True where that cannot be told (another user's process, a container's)."""
+        holders = listeners(self._port)
+        own = {process.pid for process in _descendants(self.pid)}
+        known = bool(holders) and not self._cleanup and sys.platform == "linux"
+        return not known or any(pid in own or _group_of(pid) == self.pid for pid in holders)
 
     def _wait_for_memory(self) -> None:
         """Until the machine has about the memory it had before, for a while. On a Jetson it is the GPU's too, and a
@@ -132,16 +147,14 @@ class ServerProcess:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
 
-    def _gone_within(self, seconds: float, strays: Sequence[psutil.Process]) -> bool:
-        """Wait for the leader (to reap it) and then for the rest of its group."""
+    def _gone_within(self, seconds: float, strays: Sequence[psutil.Process], hurry: Sequence[int] = ()) -> bool:
+        """Wait for the leader (to reap it) and then for the rest of its group; not when there is ``hurry``."""
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=seconds)
-        while group_members(self.pid) or any(_lives(process) for process in strays):
-            if time.monotonic() >= deadline:
+        while self._process.poll() is None or group_members(self.pid) or any(_lives(process) for process in strays):
+            if time.monotonic() >= deadline or hurry:
                 return False
-            time.sleep(POLL_S)
-        return self._process.poll() is not None
+            time.sleep(POLL_S / 5 if self._process.poll() is None else POLL_S)
+        return True
 
 
 def start_server(
@@ -273,6 +286,24 @@ def _spawn(
         ) from error
 
 
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM that come meanwhile go into the list, and are raised at the end: once a server is being
+    stopped, that has to come to its end."""
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    before = {number: signal.signal(number, lambda n, _: held.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield held
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held and before[signal.SIGINT] is not signal.SIG_IGN:
+        raise KeyboardInterrupt
+
+
 class _LogStages:
     """Reads what a server adds to its log and tells the stage it names."""
 
@@ -303,7 +334,8 @@ def _wait_until_listening(
         _check_alive(server, deadline, "start")
         with contextlib.suppress(OSError, http.client.HTTPException):
             speaks_http(HOST, port)
-            return
+            if server.has_port():
+                return
         time.sleep(POLL_S)
 
 

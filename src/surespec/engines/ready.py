@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 from collections.abc import Iterator
+
+import psutil
 
 REQUEST_TIMEOUT_S = 120.0
 LISTEN_TIMEOUT_S = 10.0
@@ -19,6 +22,14 @@ def speaks_http(host: str, port: int) -> None:
         connection.getresponse().read(1)
     finally:
         connection.close()
+
+
+def listeners(port: int) -> set[int]:
+    """The processes that listen on a TCP port of this machine, as far as it tells whose they are."""
+    with contextlib.suppress(psutil.Error, OSError):
+        found = psutil.net_connections(kind="tcp")
+        return {c.pid for c in found if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port and c.pid}
+    return set()
 
 
 def stream_once(host: str, port: int, key: str = "") -> str | None:

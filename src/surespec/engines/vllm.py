@@ -27,7 +27,7 @@ from surespec.engines.hf_target import drafter_of, fetch_folders, misfit, target
 from surespec.engines.pace import Pace, parameters_of, step_ms
 from surespec.engines.process import HOST, free_port, start_server
 from surespec.engines.python_env import PythonEnv, find_env
-from surespec.errors import ConfigError, SurespecError
+from surespec.errors import ConfigError, ModelError, SurespecError
 from surespec.fetch import known_models
 from surespec.memory import kv_bytes_per_token
 from surespec.models import resolve
@@ -38,6 +38,7 @@ START_TIMEOUT_S = {"cpu": 900.0, "gpu": 1800.0}
 CPU_MAX_MODEL_LEN = 4096
 PRECISIONS = ("fp32", "bf16")
 DEFAULT_UTILIZATION = 0.92  # vLLM's own, vllm/config/cache.py
+UNKNOWN_PARAMETERS = 8e9  # for a forecast only
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 # Read from the logs of vLLM 0.31.0; what stands later in a start stands later here.
@@ -83,8 +84,7 @@ class VllmEngine:
         """Measured with vLLM 0.31.0 on two cores: ready within a minute; a step costs 15 ms beside the weights."""
         if not self.cpu:
             return Pace(start_s=180.0, step_ms=20.0)
-        source = self.model if self.model in known_models() else self.target
-        return Pace(start_s=70.0, step_ms=15.0 + step_ms(parameters_of(source), "fp32"))
+        return Pace(start_s=70.0, step_ms=15.0 + step_ms(self._parameters(), "fp32"))
 
     def drafter(self, name: str) -> str:
         """vLLM wants the folder of a packaged head or known model; ids of Hugging Face it knows itself."""
@@ -194,6 +194,14 @@ class VllmEngine:
 
     def _served_name(self) -> str:
         return Path(self.model).name if Path(self.model).is_absolute() or self.model in known_models() else self.model
+
+    def _parameters(self) -> float:
+        """Of a model that lies here by its files; of a Hugging Face id, which vLLM fetches itself, by the facts."""
+        try:
+            return parameters_of(self.model if self.model in known_models() else self.target)
+        except ModelError:
+            facts = self._facts_or_none()
+            return UNKNOWN_PARAMETERS if facts is None else facts.parameters or facts.weight_bytes / 2
 
     def _facts_or_none(self) -> Model | None:
         """Shape of the target; None when it cannot be had (no network for a Hugging Face id)."""

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from surespec._version import __version__
 from surespec.errors import EngineError
+from surespec.local import guards
 from surespec.local.guards import (
     MAX_BODY_BYTES,
     as_request_error,
@@ -64,6 +65,7 @@ def make_app(
     *,
     api_key: str | None = None,
     max_queued: int = 128,
+    only_local_pages: bool = False,
 ) -> web.Application:
     """The application. Run it with ``handler_cancellation=True``, so that a client that hangs up frees its slot.
 
@@ -71,9 +73,12 @@ def make_app(
         model_name: the name clients must use.
         api_key: required as ``Authorization: Bearer KEY`` on ``/v1/*`` and ``/tokenize`` when given.
         max_queued: choices that may wait beyond the engine's ``max_num_seqs``; more are refused with a 503.
+        only_local_pages: refuse requests that a browser sends for a page of another site (loopback servers).
     """
     api = Api(engine, tokenizer, model_name, max_queued)
-    app = web.Application(middlewares=[error_envelopes, authorisation(api_key)], client_max_size=MAX_BODY_BYTES)
+    pages = [guards.only_local_pages()] if only_local_pages else []
+    middlewares = [error_envelopes, *pages, authorisation(api_key)]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app[API] = api
     app.router.add_get("/health", api.health)
     app.router.add_get("/version", api.version)

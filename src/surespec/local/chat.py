@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -11,9 +12,65 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from surespec.errors import ConfigError
+
+MAX_STEPS = 1_000_000  # of all its ranges together; real templates loop over the messages, which are counted elsewhere
+MAX_PIECE = 1_000_000  # characters, items or bits that one operation may make
+MAX_TEXT = 16_000_000  # characters of a rendered prompt
+_WIDENING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "indent", "replace"})
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with bounds on what one operation may make: a template is a stranger's program."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """``*``, ``**`` and ``%`` where their result stays small."""
+        if operator == "*":
+            for items, times in ((left, right), (right, left)):
+                if hasattr(items, "__len__") and isinstance(times, int) and len(items) * times > MAX_PIECE:
+                    raise jinja2.exceptions.SecurityError("it repeats a text or list too often")
+        if (
+            operator == "**"
+            and isinstance(left, int)
+            and isinstance(right, int)
+            and left.bit_length() * right > MAX_PIECE
+        ):
+            raise jinja2.exceptions.SecurityError("it computes a number that is too large")
+        if operator == "%" and isinstance(left, str) and _HUGE_WIDTH.search(left):
+            raise jinja2.exceptions.SecurityError("it pads a text too far")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call, unless it would pad a text without bound."""
+        if getattr(called, "__name__", "") in _WIDENING:
+            numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
+            wide = isinstance(getattr(called, "__self__", None), str) and _HUGE_WIDTH.search(called.__self__)
+            if wide or any(number > MAX_PIECE for number in numbers):
+                raise jinja2.exceptions.SecurityError("it pads a text too far")
+        return super().call(context, called, *args, **kwargs)
+
+
+_HUGE_WIDTH = re.compile(r"\d{6}")
+
+
+def _counted_range() -> Callable[..., range]:
+    """``range`` for one rendering: all of them together give at most ``MAX_STEPS`` numbers."""
+    left = MAX_STEPS
+
+    def counted(*bounds: int) -> range:
+        nonlocal left
+        numbers = range(*bounds)
+        left -= len(numbers)
+        if left < 0:
+            raise OverflowError("its loops are too long")
+        return numbers
+
+    return counted
 
 
 class _Generation(Extension):
@@ -49,9 +106,7 @@ class ChatTemplate:
                 "This model has no chat template, so chat messages cannot be turned into a prompt.",
                 hint="Send the plain text to /v1/completions instead.",
             )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -69,15 +124,29 @@ class ChatTemplate:
     ) -> str:
         """The prompt text for ``messages``; ``variables`` are further names the template may read."""
         try:
-            return self._template.render(
+            pieces = self._template.generate(
+                range=_counted_range(),
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) if tools else None,
                 **self._tokens,
                 **variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            return _joined(pieces)
+        except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ConfigError(
                 f"The model's chat template refused the messages: {error}.",
                 hint="Check the roles, their order and the content of each message.",
             ) from error
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """The text, refused before it fills the memory."""
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > MAX_TEXT:
+            raise OverflowError(f"it writes more than {MAX_TEXT} characters")
+        kept.append(piece)
+    return "".join(kept)

@@ -8,6 +8,7 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -36,13 +37,13 @@ async def read_json_body(request: web.Request) -> bytes:
 def only_local_programs(request: web.Request) -> None:
     """Let only programs of this machine through: no other host, no proxy, no web page. Raises RequestError (403)."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-    from_here = isinstance(peer, tuple) and _is_loopback(peer[0])
+    from_here = isinstance(peer, tuple) and is_loopback(peer[0])
     relayed = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Origin", "Sec-Fetch-Site"))
     try:
         host = request.url.host or ""
     except ValueError:
         host = ""
-    if not from_here or relayed or not (host == "localhost" or _is_loopback(host)):
+    if not from_here or relayed or not (host == "localhost" or is_loopback(host)):
         raise RequestError(
             "This route is only for programs on the same machine, called by its loopback address.",
             status=403,
@@ -50,13 +51,38 @@ def only_local_programs(request: web.Request) -> None:
         )
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address (not a name) is this machine's own."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
     mapped = getattr(parsed, "ipv4_mapped", None)
     return bool((mapped or parsed).is_loopback)
+
+
+def only_local_pages() -> Any:
+    """Middleware for a server on the loopback interface: no web page of another site may use it through a browser.
+
+    Such a page reaches 127.0.0.1 by a name that its owner points there (DNS rebinding), so that the browser takes the
+    request for one to the page's own site; its ``Origin`` still names that site. Programs send none.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin")
+        if origin is not None:
+            try:
+                host = urlsplit(origin).hostname or ""
+            except ValueError:
+                host = ""
+            if not (host == "localhost" or is_loopback(host)):
+                raise RequestError(
+                    "Web pages of other sites may not use this server.", status=403, kind="permission_error"
+                )
+        return await handler(request)
+
+    return check
 
 
 def authorisation(api_key: str | None) -> Any:

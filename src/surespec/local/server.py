@@ -20,7 +20,9 @@ from aiohttp import web
 
 from surespec.errors import EngineError, PortInUseError, UsageError
 from surespec.local.app import API, make_app
+from surespec.local.connections import GuardedSite
 from surespec.local.engine import LocalEngine, build_engine
+from surespec.local.guards import is_loopback
 from surespec.local.tokenizer import Tokenizer
 from surespec.local.types import SamplingParams
 
@@ -142,7 +144,8 @@ async def _run(options: ServeOptions, listener: socket.socket, engine: LocalEngi
     await _warm_up(engine, tokenizer)
     name = options.served_model_name or options.model
     key = options.api_key or os.environ.get(API_KEY_VARIABLE) or None
-    app = make_app(engine, tokenizer, name, api_key=key, max_queued=options.max_queued)
+    only_local = is_loopback(listener.getsockname()[0])
+    app = make_app(engine, tokenizer, name, api_key=key, max_queued=options.max_queued, only_local_pages=only_local)
     runner = web.AppRunner(
         app,
         access_log=None,  # it would log nothing a user needs, and addresses nobody asked us to keep
@@ -155,7 +158,7 @@ async def _run(options: ServeOptions, listener: socket.socket, engine: LocalEngi
     try:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the next start on this port
-            await web.SockSite(runner, listener).start()
+            await GuardedSite(runner, listener).start()
         except OSError as error:  # another server that was loading at the same time was faster
             raise _bind_error(error, options.host, options.port) from None
         _announce(options, listener, name, engine, key)
@@ -179,8 +182,8 @@ def _announce(options: ServeOptions, listener: socket.socket, name: str, engine:
     shown = f"[{host}]" if ":" in host else host
     config = engine.speculative
     speculation = f"{config.method}, k = {config.num_speculative_tokens}" if config else "off"
-    if not (host.startswith("127.") or host == "::1"):
-        guard = "with the API key" if key else "without any key"
+    if not is_loopback(host):
+        guard = "with the API key" if key else "without any key; give --api-key-file or SURESPEC_API_KEY"
         _say(f"warning: {options.host} is not a loopback address; other machines can use this server {guard}")
     _say(f"serving {name} on http://{shown}:{port} (speculation: {speculation})")
 

@@ -39,7 +39,7 @@ def runtime_for(
         raise UsageError(
             f"--engine-version {version}: not a version number.", hint="Write what the engine prints, e.g. 0.20.1."
         )
-    entry = None if native else _image(device, name)
+    entry = None if native else image_for(device, name)
     facts = load_topic("runtimes")["engine"][name]
     chosen = image or (entry["image"] if entry else "")
     oldest = entry["min_version"] if entry and not image else facts["oldest"]
@@ -55,7 +55,7 @@ def runtime_for(
     )
 
 
-def _image(device: Device, engine: str) -> dict[str, str] | None:
+def image_for(device: Device, engine: str) -> dict[str, str] | None:
     """The table's image for this device, engine and L4T."""
     if device.kind != "jetson":
         return None
