@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surespec.errors import BundleError, InputFileError, UsageError
+from surespec.json_text import loads_json
 from surespec.recipe import Patched, Recipe, patch_recipe, read_recipe
 
 SCHEMA = "surespec/apply/1"
@@ -208,7 +209,7 @@ def _folder_of(place: Path) -> Path:
 
 def _document(path: Path, hint: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = loads_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BundleError(f"{path} does not exist.", hint=hint) from error
     except (OSError, ValueError) as error:

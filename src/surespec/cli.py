@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from surespec.cli_help import doctor_command, schema_command
 from surespec.cli_plan import explain_command, plan_command, probe_command
 from surespec.cli_recipe import apply_command, undo_command
 from surespec.errors import SurespecError, UsageError
+from surespec.json_text import dumps_json
 
 if TYPE_CHECKING:
     from surespec.core import BenchResult, Judgement
@@ -359,6 +361,8 @@ app.command("schema")(schema_command)
 def main() -> NoReturn:
     """Run the command line; every expected error ends as one or two sentences and its documented exit code."""
     signal.signal(signal.SIGTERM, _as_interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         try:
             # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
@@ -435,7 +439,7 @@ def _print_bench(result: BenchResult) -> None:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
+    typer.echo(dumps_json(document))
 
 
 def _warn(warnings: tuple[str, ...]) -> None:

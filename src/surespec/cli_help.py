@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from surespec.json_text import dumps_json
 
 if TYPE_CHECKING:
     from surespec.doctor import Diagnosis
@@ -46,7 +47,7 @@ def schema_command(
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write(dumps_json(document))
     sys.stdout.write("\n")
 
 

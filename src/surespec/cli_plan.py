@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from surespec.errors import UsageError
+from surespec.json_text import dumps_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +181,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write(dumps_json(document))
     sys.stdout.write("\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from surespec.errors import UsageError
+from surespec.json_text import dumps_json, loads_json
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -72,7 +72,7 @@ def apply_command(
         write(applied)
     if as_json:
         document = {**applied.document(), "diff": redact(applied.patched.diff), "written": written}
-        json.dump(document, sys.stdout, indent=2)
+        sys.stdout.write(dumps_json(document))
         sys.stdout.write("\n")
     elif not applied.patched.changed:
         print(f"{path} says this already; nothing to write.", file=sys.stderr)
@@ -92,7 +92,7 @@ def undo_command(
 
     path, changed = undo(place)
     if as_json:
-        json.dump({"schema": "surespec/undo/1", "recipe": str(path), "changed": changed}, sys.stdout, indent=2)
+        sys.stdout.write(dumps_json({"schema": "surespec/undo/1", "recipe": str(path), "changed": changed}))
         sys.stdout.write("\n")
     else:
         print(f"{path} is as it was." if changed else f"{path} is as it was already.")
@@ -102,7 +102,7 @@ def _config(text: str) -> dict[str, Any] | None:
     if text == "none":
         return None
     try:
-        value = json.loads(text)
+        value = loads_json(text)
     except ValueError as error:
         raise UsageError(f"--speculative-config: no JSON ({error}).", hint="Give an object, or none.") from error
     if not isinstance(value, dict) or "method" not in value:

@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from surespec.engines.failures import Failure
 
 
+MESSAGE_CHARS = 500
+
+
+def plain(text: str) -> str:
+    """A text for a terminal: what does not print is escaped, so that no input can steer it, and its middle is left out
+    where it is longer than ``MESSAGE_CHARS``."""
+    if len(text) > MESSAGE_CHARS:
+        half = MESSAGE_CHARS // 2 - 4
+        text = f"{text[:half]} [...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)[: 2 * MESSAGE_CHARS]
+
+
 class SurespecError(Exception):
     """Root of the tree. ``message`` says what is wrong; ``hint`` says what to do next (may be empty)."""
 
@@ -31,8 +45,8 @@ class SurespecError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = plain(message)
+        self.hint = plain(hint)
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".rstrip()

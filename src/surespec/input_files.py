@@ -16,13 +16,15 @@ def read_input(path: Path, *, what: str, most_bytes: int, hint: str = "") -> byt
     Raises InputFileError when it cannot be read, is a folder or a device, or has more than ``most_bytes``.
     """
     try:
-        mode = path.stat().st_mode
+        about = path.stat()
+        mode = about.st_mode
         if stat.S_ISDIR(mode):
             raise InputFileError(f"{path} is a directory, not {what}.", hint=hint)
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise InputFileError(f"{path} is a device or a socket, not {what}.", hint=hint)
         with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
+            # A file is asked for no more than it has: a buffer of the whole limit would be made for it.
+            data = file.read(min(most_bytes, about.st_size if stat.S_ISREG(mode) and about.st_size else most_bytes) + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputFileError(f"{path} cannot be read: {reason}.", hint=hint) from error

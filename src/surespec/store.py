@@ -34,6 +34,7 @@ from pydantic import ValidationError
 from surespec._version import __version__
 from surespec.core import Arm, Judgement, Launch, Run, Trace
 from surespec.errors import BundleError
+from surespec.json_text import loads_json
 
 SCHEMA_NAME, SCHEMA_VERSION = "surespec/bundle", 1
 _LAUNCH_DIR = re.compile(r"(\d{3,})-(.+)")
@@ -86,7 +87,7 @@ class Bundle:
         file = path / "manifest.json"
         problems = []
         try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
+            manifest = loads_json(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise BundleError(
                 f"{path} holds no run (there is no manifest.json).", hint="Name the --out folder of a surespec tune."
@@ -155,7 +156,7 @@ class Bundle:
         found = []
         for line in _lines(self.path / "events.jsonl"):
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+                found.append(loads_json(line))
         return tuple(event for event in found if isinstance(event, dict))
 
     def write_arms(self, arms: Sequence[Arm], notes: Mapping[str, str] | None = None) -> None:
@@ -165,7 +166,12 @@ class Bundle:
 
     def arms(self) -> tuple[Arm, ...]:
         """The arms, in the order they were planned."""
-        return tuple(Arm.model_validate({k: v for k, v in e.items() if k != "note"}) for e in self._arm_entries())
+        try:
+            return tuple(Arm.model_validate({k: v for k, v in e.items() if k != "note"}) for e in self._arm_entries())
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            hint = "Go on with --resume, which writes it anew."
+            raise BundleError(f"{self.path / 'arms.json'}: {where} is not valid.", hint=hint) from error
 
     def arm_notes(self) -> dict[str, str]:
         """Remarks on arms, by name; those without one are left out."""
@@ -227,7 +233,7 @@ class Bundle:
         if not file.exists():
             return None
         try:
-            body = json.loads(file.read_text(encoding="utf-8"))
+            body = loads_json(file.read_text(encoding="utf-8"))
             body.pop("schema")
             return Judgement.model_validate(body)
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -240,7 +246,7 @@ class Bundle:
         if not file.exists():
             return []
         try:
-            entries = json.loads(file.read_text(encoding="utf-8"))
+            entries = loads_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise BundleError(f"{file} is damaged: {_short(error)}.", hint="Delete it and --resume.") from error
         return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
@@ -324,7 +330,7 @@ def utc_now() -> str:
 
 def _read_launch(folder: Path, with_traces: bool) -> Launch:
     """One launch; ValueError when its traces are not all there."""
-    body = json.loads((folder / "launch.json").read_text(encoding="utf-8"))
+    body = loads_json((folder / "launch.json").read_text(encoding="utf-8"))
     for run in body["runs"]:
         file = folder / f"traces-c{run['concurrency']}.jsonl"
         expected = int(run.pop("num_traces"))
@@ -332,7 +338,7 @@ def _read_launch(folder: Path, with_traces: bool) -> Launch:
         if len(lines) != expected:
             raise ValueError(f"{file.name} has {len(lines)} of {expected} requests")
         if with_traces:
-            run["traces"] = [json.loads(line) for line in lines]
+            run["traces"] = [loads_json(line) for line in lines]
     launch = Launch.model_validate(body)
     if with_traces:
         _check_sums(launch)

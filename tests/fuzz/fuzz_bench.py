@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-
 from fuzz_harness import Case, Surface, expect
 from fuzz_mutations import NASTY_BYTES, damaged, dump, json_texts, repeated, trees
 from hypothesis import strategies as st
@@ -54,8 +53,22 @@ _pages = [
     for p in (*sorted((DATA / "bench").glob("metrics-*.txt")), *sorted((DATA / "engines").glob("*metrics*.txt")))
 ]
 _lines = sorted({line for page in _pages for line in page.split(b"\n") if b"spec" in line or b"sglang" in line})
-_values = st.sampled_from((b"NaN", b"+Inf", b"-Inf", b"1e400", b"-1", b"0", b"1e308", b"9" * 400, b"x", b"", b"1 1", b"1_0", "९".encode()))
-_labels = st.sampled_from((b"", b'{position="0"}', b'{position="99999999999999999999"}', '{position="²"}'.encode(), b'{position="0",a="\\', b'{a="}', b"{", b'{position="-1"}', b'{position=""}'))
+_values = st.sampled_from(
+    (b"NaN", b"+Inf", b"-Inf", b"1e400", b"-1", b"0", b"1e308", b"9" * 400, b"x", b"", b"1 1", b"1_0", "९".encode())
+)
+_labels = st.sampled_from(
+    (
+        b"",
+        b'{position="0"}',
+        b'{position="99999999999999999999"}',
+        '{position="²"}'.encode(),
+        b'{position="0",a="\\',
+        b'{a="}',
+        b"{",
+        b'{position="-1"}',
+        b'{position=""}',
+    )
+)
 _names = st.sampled_from((
     b"vllm:spec_decode_num_drafts_total", b"vllm:spec_decode_num_draft_tokens_total", b"vllm:spec_decode_num_accepted_tokens_total",
     b"vllm:spec_decode_num_accepted_tokens_per_pos_total", b"sglang:spec_verify_calls_total", b"sglang:generation_tokens_total",
@@ -89,7 +102,11 @@ def _check_metrics(case: Case, _folder: Path) -> None:
 
 # -- streams ---------------------------------------------------------------------------------------------------------------
 
-_chunk = {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": None}, "finish_reason": None}]}
+_chunk = {
+    "id": "c",
+    "object": "chat.completion.chunk",
+    "choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": None}, "finish_reason": None}],
+}
 _last = {
     "choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "text": "x"}], "usage": {"completion_tokens": 4, "prompt_tokens": 3},
     "timings": {"predicted_n": 4, "prompt_n": 2},
@@ -97,7 +114,9 @@ _last = {
 }  # fmt: skip
 _error = {"error": {"message": "no", "code": 400}, "object": "error"}
 _call = {"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]}
-_event = trees((_chunk, _last, _error, _call), most=2).map(lambda t: b"data: " + dump(t).encode("utf-8", "surrogatepass") + b"\n\n")
+_event = trees((_chunk, _last, _error, _call), most=2).map(
+    lambda t: b"data: " + dump(t).encode("utf-8", "surrogatepass") + b"\n\n"
+)
 _mark = st.sampled_from((
     b"data: [DONE]\n\n", b": ping\n\n", b"event: error\n", b"data\n\n", b"data:\n\n", b"\r", b"\n", b"\r\n\r\n", b"data: {}\n\n", b"id: 1\n", b"retry: 9\n",
     b"data: [1]\n\n", b"data: {\"a\":\ndata: 1}\n\n", b"data: " + b"[" * 9000 + b"\n\n", b"data: " + b"9" * 6000 + b"\n\n", b"\xef\xbb\xbf", b"data: \xff\n\n",
@@ -163,7 +182,11 @@ def _check_socket(case: Case, _folder: Path) -> None:
         async with server, StreamClient(f"http://127.0.0.1:{port}", model="m", timeout_s=2) as client:
             reply = await client.send(_PROMPT)
             expect(reply.trace.ok or reply.trace.error, "a failed request without a reason")
-            expect(len(reply.trace.error) <= 400 and reply.trace.error.isprintable(), "a reason with control characters", reply.trace.error[:80])
+            expect(
+                len(reply.trace.error) <= 400 and reply.trace.error.isprintable(),
+                "a reason with control characters",
+                reply.trace.error[:80],
+            )
             json.dumps(reply.trace.model_dump(mode="json"), allow_nan=False)
             await client.models()
 
@@ -179,7 +202,9 @@ _heads = st.sampled_from((
     b"HTTP/1.1 200 OK\r\nContent-Type: \xff;charset=x\r\nConnection: close\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 9000,
     b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 101 Switch\r\nUpgrade: x\r\n\r\n", b"HTTP/1.1 302 F\r\nLocation: \xff\xfe://\r\n\r\n",
 ))  # fmt: skip
-_models_body = json_texts(({"object": "list", "data": [{"id": "toy", "max_model_len": 512, "owned_by": "vllm", "root": "a/b"}]},))
+_models_body = json_texts(
+    ({"object": "list", "data": [{"id": "toy", "max_model_len": 512, "owned_by": "vllm", "root": "a/b"}]},)
+)
 _sockets = st.tuples(_heads, _body | _models_body, st.lists(st.integers(1, 60), max_size=3))
 
 
@@ -212,14 +237,27 @@ def _check_prompts(data: Case, folder: Path) -> None:
 
 def _own_result() -> dict[str, Any]:
     acceptance = Acceptance(drafts=10, drafted=30, accepted=12, accepted_per_position=(7, 3, 2))
-    trace = Trace(prompt_id="chat-01", category="chat", start_s=0.0, ok=True, output_tokens=3, ttft_ms=1.0, tpot_ms=9.0, e2e_latency_ms=20.0, text="grüße", acceptance=acceptance)
+    trace = Trace(
+        prompt_id="chat-01",
+        category="chat",
+        start_s=0.0,
+        ok=True,
+        output_tokens=3,
+        ttft_ms=1.0,
+        tpot_ms=9.0,
+        e2e_latency_ms=20.0,
+        text="grüße",
+        acceptance=acceptance,
+    )
     run = Run(
         concurrency=1, num_requests=2, failed=0, duration_s=2.0, output_tokens=100, throughput_tok_s=50.0, ttft_ms_p50=20.0, ttft_ms_p99=30.0,
         tpot_ms_p50=19.0, tpot_ms_p99=22.0, itl_ms_p50=18.0, itl_ms_p99=25.0, e2e_latency_ms_p50=1000.0, acceptance=acceptance, traces=(trace,),
     )  # fmt: skip
     from surespec.core import BenchResult
 
-    return BenchResult(endpoint="http://h:1", model="m", runs=(run, run.model_copy(update={"concurrency": 8})), acceptance=acceptance).document()
+    return BenchResult(
+        endpoint="http://h:1", model="m", runs=(run, run.model_copy(update={"concurrency": 8})), acceptance=acceptance
+    ).document()
 
 
 _results = [json.loads(p.read_text()) for p in sorted((DATA / "bench").glob("*.json"))]
@@ -249,23 +287,72 @@ def _check_results(case: Case, folder: Path) -> None:
 def bundle_files() -> dict[str, bytes]:
     """The files of a small finished run, by their path in it."""
     with TemporaryDirectory() as name:
-        bundle = Bundle.create(Path(name) / "run", {"options": {"model": "m", "concurrency": [1], "recipe": "run.sh", "policy": "jetson"}, "machine": {"cpu": {"model": "x"}, "memory_gb": 8}, "command": "surespec tune"})
-        ngram = Arm(name="ngram-k5", method="ngram", num_speculative_tokens=5, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+        bundle = Bundle.create(
+            Path(name) / "run",
+            {
+                "options": {"model": "m", "concurrency": [1], "recipe": "run.sh", "policy": "jetson"},
+                "machine": {"cpu": {"model": "x"}, "memory_gb": 8},
+                "command": "surespec tune",
+            },
+        )
+        ngram = Arm(
+            name="ngram-k5",
+            method="ngram",
+            num_speculative_tokens=5,
+            speculative_config={"method": "ngram", "num_speculative_tokens": 5},
+        )
         bundle.write_arms((BASELINE, ngram), {"ngram-k5": "predicted"})
         launches = []
         for index, arm in enumerate(("baseline", "ngram-k5")):
-            acceptance = Acceptance(drafts=10, drafted=50, accepted=20, accepted_per_position=(8, 5, 4, 2, 1)) if index else None
+            acceptance = (
+                Acceptance(drafts=10, drafted=50, accepted=20, accepted_per_position=(8, 5, 4, 2, 1)) if index else None
+            )
             traces = tuple(
-                Trace(prompt_id=f"p{i}", category="chat", start_s=i, ok=True, output_tokens=10, chunks=5, ttft_ms=5, tpot_ms=20.0 - 5 * index, e2e_latency_ms=200, text="a", acceptance=acceptance)
+                Trace(
+                    prompt_id=f"p{i}",
+                    category="chat",
+                    start_s=i,
+                    ok=True,
+                    output_tokens=10,
+                    chunks=5,
+                    ttft_ms=5,
+                    tpot_ms=20.0 - 5 * index,
+                    e2e_latency_ms=200,
+                    text="a",
+                    acceptance=acceptance,
+                )
                 for i in range(3)
             )
             run = Run(concurrency=1, num_requests=3, failed=0, duration_s=1, output_tokens=30, throughput_tok_s=30.0 + 10 * index, ttft_ms_p50=5, ttft_ms_p99=5, tpot_ms_p50=20 - 5 * index,
                       tpot_ms_p99=20, itl_ms_p50=1, itl_ms_p99=1, e2e_latency_ms_p50=200, acceptance=acceptance, traces=traces)  # fmt: skip
-            launches.append(Launch(index=index, arm=arm, status="ok", started_at=f"2026-01-01T00:0{index}:00+00:00", runs=(run,), command="surespec serve"))
+            launches.append(
+                Launch(
+                    index=index,
+                    arm=arm,
+                    status="ok",
+                    started_at=f"2026-01-01T00:0{index}:00+00:00",
+                    runs=(run,),
+                    command="surespec serve",
+                )
+            )
             bundle.write_launch(launches[-1])
         bundle.event("note", text="hello")
-        bundle.write_judgement(Judgement(verdict="keep", policy="jetson", why="A. B.", arm="ngram-k5", speculative_config=ngram.speculative_config, launches=tuple(launches)))
-        journal = {"schema": "surespec/apply/1", "recipe": "/nonexistent/run.sh", "original_sha256": "0" * 64, "applied_sha256": "1" * 64}
+        bundle.write_judgement(
+            Judgement(
+                verdict="keep",
+                policy="jetson",
+                why="A. B.",
+                arm="ngram-k5",
+                speculative_config=ngram.speculative_config,
+                launches=tuple(launches),
+            )
+        )
+        journal = {
+            "schema": "surespec/apply/1",
+            "recipe": "/nonexistent/run.sh",
+            "original_sha256": "0" * 64,
+            "applied_sha256": "1" * 64,
+        }
         files = {str(p.relative_to(bundle.path)): p.read_bytes() for p in sorted(bundle.path.rglob("*")) if p.is_file()}
         return {**files, "recipe/journal.json": json.dumps(journal).encode(), "recipe/original": b"vllm serve a\n"}
 
@@ -306,7 +393,14 @@ def _check_bundle(case: Case, folder: Path) -> None:
         bundle = Bundle.open(folder)
         launches = bundle.launches(with_traces=True)
         judgement = bundle.judgement()
-        view = build_view(judgement, launches, manifest=bundle.manifest, arms=bundle.arms(), notes=bundle.arm_notes(), problems=bundle.problems)
+        view = build_view(
+            judgement,
+            launches,
+            manifest=bundle.manifest,
+            arms=bundle.arms(),
+            notes=bundle.arm_notes(),
+            problems=bundle.problems,
+        )
         expect(view.badge, "no badge")
         render_csv(launches).encode("utf-8")
         if judgement is not None:
@@ -358,7 +452,11 @@ _inspect = [{
     "HostConfig": {"PortBindings": {"8001/tcp": [{"HostPort": "80"}]}, "NetworkMode": "host", "AutoRemove": True},
 }]  # fmt: skip
 _logs = [p.read_bytes() for p in sorted((DATA / "engines").glob("*.log"))]
-_said = st.tuples(json_texts((_inspect,)), damaged(st.sampled_from(_logs)) | repeated([b"hf_token=", b"a", b"Error: ", b"\x1b[1m", b"(pid=1) ", b"--api-key "], 100_000))
+_said = st.tuples(
+    json_texts((_inspect,)),
+    damaged(st.sampled_from(_logs))
+    | repeated([b"hf_token=", b"a", b"Error: ", b"\x1b[1m", b"(pid=1) ", b"--api-key "], 100_000),
+)
 
 
 def _check_said(case: Case, _folder: Path) -> None:
@@ -384,4 +482,3 @@ SURFACES = (
     Surface("engine-words", _said, _check_said, share=0.3, quick=15),
 )  # fmt: skip
 __all__ = ["SURFACES"]
-

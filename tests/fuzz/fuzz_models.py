@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import toy
 from fuzz_harness import Case, Surface, expect
 from fuzz_mutations import NASTY_TEXTS, damaged, dump, json_texts, nasty_values, trees
 from hypothesis import strategies as st
 
+import toy
 from surespec.engines.pace import _bytes_per_weight
 from surespec.errors import SurespecError
 from surespec.local.chat import ChatTemplate
@@ -188,7 +188,9 @@ def ggufs(draw: st.DrawFn) -> bytes:
         else:
             out += struct.pack("<Q", draw(big)) if kind in (10, 11, 12) else struct.pack("<I", draw(number))
     for index in range(tensors):
-        out += _text(draw(st.sampled_from((b"token_embd.weight", b"rope_freqs.weight", b"blk.0.attn_q.weight", b"t%d" % index))))
+        out += _text(
+            draw(st.sampled_from((b"token_embd.weight", b"rope_freqs.weight", b"blk.0.attn_q.weight", b"t%d" % index)))
+        )
         dims = draw(st.sampled_from((1, 1, 2, 2, 4, 0, 5, 2**31)))
         out += struct.pack("<I", dims) + b"".join(struct.pack("<Q", draw(big)) for _ in range(min(dims, 5)))
         out += struct.pack("<IQ", draw(st.sampled_from((0, 1, 2, 8, 12, 30, 99))), draw(big))
@@ -308,7 +310,12 @@ def _check_gguf_tokenizer(case: Case, folder: Path) -> None:
     if merges:
         writer.add_token_merges(merges)
     writer.add_chat_template(template)
-    for name, value in (("block_count", 1), ("embedding_length", 8), ("feed_forward_length", 8), ("context_length", 64)):
+    for name, value in (
+        ("block_count", 1),
+        ("embedding_length", 8),
+        ("feed_forward_length", 8),
+        ("context_length", 64),
+    ):
         writer.add_uint32(f"llama.{name}", value)
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
@@ -326,7 +333,9 @@ def _check_gguf_tokenizer(case: Case, folder: Path) -> None:
     tokenizer.decode(tokenizer.encode(TEXT, add_special=True))
 
 
-_token = st.sampled_from(("a", "b", "ab", "Ġ", "Ġa", "<|x|>", "", " ", "漢", "\x1b", "\0", "t", "h", "th")) | st.text(max_size=3)
+_token = st.sampled_from(("a", "b", "ab", "Ġ", "Ġa", "<|x|>", "", " ", "漢", "\x1b", "\0", "t", "h", "th")) | st.text(
+    max_size=3
+)
 _gguf_vocabs = st.tuples(
     st.lists(_token.map(lambda t: t.encode("utf-8", "replace").decode()), max_size=8), st.lists(st.integers(0, 7), max_size=8),
     st.lists(st.sampled_from(("a b", "t h", "a  b", "", "a", " ", "q r", "a b c")), max_size=3),
@@ -337,7 +346,11 @@ _gguf_vocabs = st.tuples(
 
 # -- chat templates ------------------------------------------------------------------------------------------------------------
 
-MESSAGES = ([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi", "tool_calls": [{"a": 1}]}], [], [{"role": "x", "content": "y" * 5000}])
+MESSAGES = (
+    [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi", "tool_calls": [{"a": 1}]}],
+    [],
+    [{"role": "x", "content": "y" * 5000}],
+)
 EXPRESSIONS = (
     "messages", "messages[0]['content']", "messages[0].role", "bos_token", "x", "tools", "range(100000)", "range(99999999999)", "9**9**9", "2**70",
     "'a' * 10**10", "10**10 * 'ab'", "[0] * 10**9", "'%1000000000d' % 1", "'{:>1000000000}'.format(1)", "'a'.ljust(10**10)", "'a'.zfill(9**9)",

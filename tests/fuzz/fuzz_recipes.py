@@ -99,7 +99,7 @@ def _check(case: Case, folder: Path) -> None:
     path.write_bytes(data)
     config = CONFIGS[choice]
     recipe = read_recipe(path)
-    shown = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    shown = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")  # as the command line sets it
     with contextlib.redirect_stdout(shown):
         _print_json(recipe.document())
         print(_recipe_line(recipe), *recipe.diagnoses)
@@ -109,7 +109,9 @@ def _check(case: Case, folder: Path) -> None:
     applied = plan_apply(path, config)
     again = read_text(path, Source(name, applied.patched.text), index=recipe.index)
     if recipe.engine in ("vllm", "dynamo"):
-        expect(again.speculative_config == config, "a patch is read back as something else", repr(again.speculative_config))
+        expect(
+            again.speculative_config == config, "a patch is read back as something else", repr(again.speculative_config)
+        )
     expect(bool(config) == again.speculates or recipe.engine not in ("vllm", "dynamo"), "speculates after the patch")
     expect(not patch_recipe(again, config, lower_utilization=False).changed, "a second patch changes something")
     write(applied)

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-import toy
 from fuzz_harness import Case, Finding, Surface, expect
 from fuzz_mutations import NASTY_NUMBERS, NASTY_TEXTS, Raw, json_texts, trees
 from hypothesis import strategies as st
 
+import toy
 from surespec import cli
 from surespec.errors import SurespecError
 from surespec.local.app import Api
@@ -32,7 +32,16 @@ _CHAT = {
     "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "auto", "response_format": {"type": "text"}, "stop_token_ids": [3], "ignore_eos": True, "logit_bias": {}, "presence_penalty": 0,
 }  # fmt: skip
-_PLAIN = {"model": "toy", "prompt": "hello", "max_tokens": 5, "logprobs": 2, "echo": False, "suffix": "", "stop": "x", "seed": -3}
+_PLAIN = {
+    "model": "toy",
+    "prompt": "hello",
+    "max_tokens": 5,
+    "logprobs": 2,
+    "echo": False,
+    "suffix": "",
+    "stop": "x",
+    "seed": -3,
+}
 _IDS = {"prompt": [[1, 2], [3]], "n": 1, "min_tokens": 0, "user": "u", "metadata": {"a": 1}}
 _BODIES = (_CHAT, _CHAT, _PLAIN, _IDS)
 
@@ -41,7 +50,11 @@ _BODIES = (_CHAT, _CHAT, _PLAIN, _IDS)
 def tokenizer() -> Tokenizer:
     """The toy model's."""
     with TemporaryDirectory() as name:
-        files = load_model_files(toy.make_llama(Path(name) / "m", hidden=8, layers=1, heads=2, kv_heads=1, head_dim=4, intermediate=8, vocab=280))
+        files = load_model_files(
+            toy.make_llama(
+                Path(name) / "m", hidden=8, layers=1, heads=2, kv_heads=1, head_dim=4, intermediate=8, vocab=280
+            )
+        )
         return load_tokenizer(files)
 
 
@@ -75,7 +88,12 @@ def _check_request(body: Case, folder: Path) -> None:
         raise _words(error) from None
 
 
-_bodies = st.one_of(json_texts(_BODIES), json_texts(_BODIES), trees(_BODIES).map(lambda t: json.dumps(t).encode() if not _raw(t) else b"[]"), st.binary(max_size=60))
+_bodies = st.one_of(
+    json_texts(_BODIES),
+    json_texts(_BODIES),
+    trees(_BODIES).map(lambda t: json.dumps(t).encode() if not _raw(t) else b"[]"),
+    st.binary(max_size=60),
+)
 
 
 def _raw(tree: Any) -> bool:
@@ -97,7 +115,20 @@ _TUNE = ("--concurrency", "--budget", "--num-prompts", "--output-len", "--temper
          "--router-mode", "--engine", "--model", "--endpoint", "--draft-model", "--eagle3-head", "--discovery", "--service", "--recipe", "--engine-python", "--out")  # fmt: skip
 _PLAN = ("--concurrency", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization", "--kv-cache-dtype", "--tensor-parallel-size",
          "--port", "--host", "--engine", "--engine-version", "--image", "--l4t", "--device", "--drafter", "--model")  # fmt: skip
-_BENCH = ("--concurrency", "--num-prompts", "--input-len", "--output-len", "--temperature", "--top-p", "--seed", "--api", "--timeout", "--format", "--prompts", "--endpoint")
+_BENCH = (
+    "--concurrency",
+    "--num-prompts",
+    "--input-len",
+    "--output-len",
+    "--temperature",
+    "--top-p",
+    "--seed",
+    "--api",
+    "--timeout",
+    "--format",
+    "--prompts",
+    "--endpoint",
+)
 _APPLY = ("--speculative-config", "--gpu-memory-utilization", "--service")
 _COMMANDS = {
     "tune": (["tune", "--dry-run", "--json"], _TUNE),
@@ -165,7 +196,11 @@ def _check_durations(case: Case, _folder: Path) -> None:
     from surespec.cli_plan import parse_concurrency
 
     flag, text = case
-    for reader in (lambda t: cli._numbers("--concurrency", t), lambda t: cli._duration("--budget", t), parse_concurrency):
+    for reader in (
+        lambda t: cli._numbers("--concurrency", t),
+        lambda t: cli._duration("--budget", t),
+        parse_concurrency,
+    ):
         with contextlib.suppress(SurespecError):
             reader(text)
     getattr(cli, flag)("--flag", text)
@@ -176,4 +211,3 @@ SURFACES = (
     Surface("command-line", lines(), _check_command, share=0.2, quick=15),
     Surface("numbers", st.tuples(st.sampled_from(("_numbers", "_duration")), _odd), _check_durations, share=1),
 )  # fmt: skip
-

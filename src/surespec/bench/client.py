@@ -25,6 +25,7 @@ from surespec.bench.stream import RequestRefused, StreamFailure, StreamState, er
 from surespec.bench.workload import Prompt
 from surespec.core import Trace
 from surespec.errors import EndpointError, UsageError
+from surespec.json_text import loads_json
 
 Api = Literal["chat", "completions"]
 _PATHS: dict[Api, str] = {"chat": "v1/chat/completions", "completions": "v1/completions"}
@@ -167,7 +168,7 @@ class StreamClient:
                 f"{where}refuses the request (HTTP {status}).", hint=f"Set {' or '.join(_KEY_VARIABLES)} to its key."
             )
         try:
-            document = json.loads(body) if status == 200 else None
+            document = loads_json(body) if status == 200 else None
         except ValueError:
             document = None
         entries = document.get("data") if isinstance(document, dict) else None

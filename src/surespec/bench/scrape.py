@@ -16,7 +16,6 @@ SGLang and TensorRT-LLM: by their sources and recorded shapes, not verified on h
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from yarl import URL
 
 from surespec.bench.client import read_text
 from surespec.core import Acceptance
+from surespec.json_text import loads_json
 
 _PREFIXES = ("vllm:spec_decode_", "llamacpp:spec_decode_", "trtllm_spec_decode_", "trtllm:spec_decode_")
 _FIELDS = {
@@ -99,7 +99,7 @@ def parse_metrics(page: str) -> Snapshot:
         if key in ("position", "drafted at"):
             label = labels.get("position") or labels.get("token_position", "")
             table = positions if key == "position" else drafted_at
-            if label.isdigit():
+            if label.isdecimal() and len(label) <= 4:
                 table[int(label)] = table.get(int(label), 0.0) + value
         elif key == "width":
             sums[key] = max(sums.get(key, 0.0), value)
@@ -289,7 +289,7 @@ def _thrown_away(before: Snapshot, after: Snapshot) -> str:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return loads_json(text)
     except ValueError:
         return None
 
@@ -321,6 +321,6 @@ def _samples(page: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
                 for family in text_string_to_metric_families(line + "\n")
                 for sample in family.samples
             ]
-        except (ValueError, KeyError, IndexError):
+        except (ValueError, KeyError, IndexError, OverflowError):
             continue
         yield from parsed

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surespec.core import Acceptance
+from surespec.json_text import loads_json
 
 _SHOWN_CHARS = 300
 
@@ -43,15 +44,16 @@ class StreamState:
         if not data.strip():
             return
         try:
-            chunk = json.loads(data)
-        except json.JSONDecodeError as err:
+            chunk = loads_json(data)
+        except ValueError as err:
             raise StreamFailure(f"the stream has a data line that is not JSON: {data[:80]!r}") from err
         if not isinstance(chunk, dict):
             raise StreamFailure(f"the stream has a data line that is not a JSON object: {data[:80]!r}")
         if chunk.get("error") or name == "error" or chunk.get("object") == "error":
             raise StreamFailure(f"the server reported an error inside the stream: {error_text(chunk)}")
         self._count(chunk)
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict):
                 continue
             self.last_at = now
@@ -140,7 +142,7 @@ def error_text(body: str | Mapping[str, Any]) -> str:
     document: object = body
     if isinstance(body, str):
         try:
-            document = json.loads(body)
+            document = loads_json(body)
         except ValueError:
             return body.strip()[:_SHOWN_CHARS] or "no message"
     error = document.get("error", document) if isinstance(document, Mapping) else document

@@ -20,6 +20,7 @@ from typing import Any
 
 from surespec.errors import InputFileError, UsageError
 from surespec.input_files import MIB, read_input
+from surespec.json_text import loads_json
 
 CATEGORIES: tuple[str, ...] = (
     "chat",
@@ -165,12 +166,23 @@ def _parse_lines(lines: Iterable[str], where: str, *, default_category: str) -> 
             continue
         at = f"{where} line {number}"
         try:
-            item = json.loads(line)
+            item = loads_json(line)
         except json.JSONDecodeError as err:
             raise InputFileError(f"{at} is not JSON: {err.msg} at column {err.colno}.") from err
-        except RecursionError as err:
-            raise InputFileError(f"{at} is nested too deeply.") from err
+        except ValueError as err:
+            raise InputFileError(f"{at} cannot be read: {err}.") from err
+        if not _is_text(item):
+            raise InputFileError(f"{at} holds half of a surrogate pair, which is no text.", hint="Take it out.")
         yield _parse_item(item, at, number, default_category)
+
+
+def _is_text(item: object) -> bool:
+    """Whether all its strings can be sent."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_item(item: object, at: str, number: int, default_category: str) -> Prompt:

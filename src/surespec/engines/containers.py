@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surespec.engines.server_lines import ServerLine, is_idle, server_line_in_shell
+from surespec.json_text import loads_json
 from surespec.recipe.locate import image_engine
 
 PROGRAMS = ("docker", "podman")
@@ -68,7 +68,7 @@ def ask(argv: Sequence[str]) -> str:
 
 def _documents(text: str) -> list[Mapping[str, Any]]:
     try:
-        entries = json.loads(text)
+        entries = loads_json(text)
     except ValueError:
         return []
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -13,7 +13,6 @@ are not verified on hardware.
 from __future__ import annotations
 
 import http.client
-import json
 import secrets
 import shlex
 import sys
@@ -44,6 +43,7 @@ from surespec.engines.vllm import DISTRIBUTIONS as VLLM_DISTRIBUTIONS
 from surespec.engines.vllm import VllmEngine, make_vllm
 from surespec.errors import ConfigError, EngineError
 from surespec.fetch import fetch
+from surespec.json_text import loads_json
 
 DYNAMO = ("ai-dynamo",)
 ROUTER_MODES = ("round-robin", "random", "kv", "power-of-two", "least-loaded")
@@ -383,7 +383,7 @@ def _get(port: int, path: str, key: str) -> list[dict[str, Any]]:
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     try:
         connection.request("GET", path)
-        body: Any = json.loads(connection.getresponse().read())
+        body: Any = loads_json(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return []
     finally:

@@ -61,10 +61,10 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
 def kill_strays() -> None:
     """SIGKILL to the descendants that left the group: when a server ends, nobody else knows of them any more."""
     parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib is slow to import)
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                     parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError):
                 continue

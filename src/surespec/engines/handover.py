@@ -24,6 +24,7 @@ from surespec.engines.process import port_is_free
 from surespec.engines.ready import stream_once
 from surespec.engines.server_lines import flag_value, shortened
 from surespec.errors import EngineError
+from surespec.json_text import loads_json
 
 MARKER = "SURESPEC_RUN"
 STOP_GRACE_S = 30.0
@@ -175,7 +176,7 @@ class HandOver:
         if end:
             self._guard = None
         try:
-            answer = json.loads(guard.stdout.readline() or b"{}")
+            answer = loads_json(guard.stdout.readline() or b"{}")
         except ValueError:
             answer = {}
         if end:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from surespec.errors import ModelError
+from surespec.json_text import loads_json
+
+MAX_HEADER_BYTES = 100_000_000
+"""The most that the safetensors format allows for its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ def _bytes_per_weight(file: Path) -> float:
     """4 when a safetensors file holds F32, else 2; damage is found when the model is loaded."""
     try:
         with file.open("rb") as source:
-            header = json.loads(source.read(int.from_bytes(source.read(8), "little") if file.stat().st_size > 8 else 0))
+            size = int.from_bytes(source.read(8), "little")
+            header = loads_json(source.read(size) if size <= MAX_HEADER_BYTES else b"")
         return 4.0 if any(isinstance(t, dict) and t.get("dtype") == "F32" for t in header.values()) else 2.0
     except (OSError, ValueError, AttributeError):
         return 2.0

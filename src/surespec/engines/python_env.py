@@ -7,7 +7,6 @@ very environment, and what is on PATH.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surespec.errors import ConfigError, EngineError
+from surespec.json_text import loads_json
 
 ASK_TIMEOUT_S = 30.0
 
@@ -89,7 +89,7 @@ def ask(python: Path, distributions: Sequence[str], found_by: str = "") -> Pytho
             text=True,
             timeout=ASK_TIMEOUT_S,
         )
-        name, version = json.loads(done.stdout)
+        name, version = loads_json(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return PythonEnv(python, str(name), str(version), found_by)

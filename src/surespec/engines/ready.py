@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from surespec.json_text import loads_json
+
 REQUEST_TIMEOUT_S = 120.0
 LISTEN_TIMEOUT_S = 10.0
 
@@ -48,7 +50,7 @@ def stream_once(host: str, port: int, key: str = "") -> str | None:
         body = response.read()
         if response.status != 200:
             return f"HTTP {response.status} from /v1/models"
-        model = str(json.loads(body)["data"][0]["id"])
+        model = str(loads_json(body)["data"][0]["id"])
         messages = [{"role": "user", "content": "Say hello."}]
         request = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "stream": True}
         connection.request("POST", "/v1/chat/completions", body=json.dumps(request), headers=headers)
@@ -68,7 +70,7 @@ def _read_stream(response: http.client.HTTPResponse) -> str | None:
     for data in _events(response):
         if data == "[DONE]":
             break
-        chunk = json.loads(data)
+        chunk = loads_json(data)
         if chunk.get("error"):
             return _reason(data)
         chosen = chosen or bool(chunk.get("choices"))
@@ -85,7 +87,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 def _reason(text: str) -> str:
     """The message inside an error body, or the body."""
     try:
-        error = json.loads(text)["error"]
+        error = loads_json(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)[:300]
     except (ValueError, KeyError, TypeError):
         return " ".join(text.split())[:300]

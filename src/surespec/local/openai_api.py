@@ -8,13 +8,14 @@ implemented, which are accepted only at the value that changes nothing.
 from __future__ import annotations
 
 import difflib
-import json
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from surespec.errors import plain
+from surespec.json_text import loads_json
 from surespec.local.types import SamplingParams
 
 MAX_CHOICES = 128
@@ -91,9 +92,10 @@ class RequestError(Exception):
         code: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = plain(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        shown = None if param is None else plain(param)
+        self.body = {"error": {"message": self.message, "type": kind, "param": shown, "code": code}}
 
 
 class _Wire(BaseModel):
@@ -284,7 +286,7 @@ class Limits:
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object in a request body. Raises RequestError."""
     try:
-        document = json.loads(body, parse_constant=_no_constant)
+        document = loads_json(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The request body is not JSON: {error}.") from None
     if not isinstance(document, dict):
@@ -360,7 +362,8 @@ def _validation_error(error: ValidationError) -> RequestError:
             return RequestError(f"{path} is missing.", param=path)
         if problem["type"] == "model_type":
             reason = f"it must be an object, not {_json_type(problem['input'])}"
-    return RequestError(f"{path} is not valid: {reason}.", param=str(problem["loc"][0]))
+    param = str(problem["loc"][0]) if problem["loc"] else None
+    return RequestError(f"{path or 'The request'} is not valid: {reason}.", param=param)
 
 
 def _json_type(value: Any) -> str:

@@ -6,7 +6,6 @@ reader, because the NumPy side of the ``safetensors`` package has no BF16, which
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surespec.errors import ModelError
+from surespec.json_text import loads_json
 from surespec.local.types import FloatArray
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -51,7 +51,7 @@ class SafetensorsFile:
         if length > MAX_HEADER_BYTES or 8 + length > size:
             raise ModelError(f"{path}: its header claims {length} bytes, but the file has {size}.", hint=HINT)
         try:
-            header = json.loads(self._bytes[8 : 8 + length].tobytes())
+            header = loads_json(self._bytes[8 : 8 + length].tobytes())
         except ValueError as error:
             raise ModelError(f"{path}: its header is not JSON ({error}).", hint=HINT) from error
         if not isinstance(header, dict):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from surespec.errors import ConfigError
+from surespec.json_text import loads_json
 
 Method = Literal["ngram", "draft_model", "eagle3"]
 METHODS: tuple[str, ...] = ("ngram", "draft_model", "eagle3")
@@ -229,8 +230,10 @@ def _read_json(text: str) -> dict[str, Any]:
     stripped = text.strip()
     example = """Pass it as one argument in single quotes: '{"method": "ngram", "num_speculative_tokens": 4}'."""
     try:
-        data = json.loads(stripped)
-    except json.JSONDecodeError as error:
+        data = loads_json(stripped)
+    except ValueError as error:
+        if not isinstance(error, json.JSONDecodeError):
+            raise ConfigError(f"speculative config cannot be read: {error}.", hint=example) from error
         if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "'\"":
             reason = f"it is wrapped in literal {stripped[0]} quotes, so a layer quoted it twice"
         elif stripped.startswith("{{"):
@@ -306,12 +309,13 @@ def _infer_method(data: Mapping[str, Any]) -> str:
 def _has_eagle3_config(folder: Path) -> bool:
     """True when the folder's config.json names an EAGLE-3 architecture (plain or speculators format)."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = loads_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if not isinstance(config, dict):
         return False
-    names = [*(config.get("architectures") or ()), config.get("speculators_model_type")]
+    listed = config.get("architectures")
+    names = [*(listed if isinstance(listed, list) else ()), config.get("speculators_model_type")]
     return any("eagle3" in str(name).lower() for name in names)
 
 

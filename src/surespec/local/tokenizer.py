@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,16 @@ PENDING = 3  # a UTF-8 character has at most 4 bytes, so at most 3 can wait for 
 WINDOW = 32
 
 
+def _whole(work: Callable[[], Any]) -> Any:
+    """What the library answers. Raises ModelError where its own code fails on a tokenizer that does not fit itself."""
+    try:
+        return work()
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise ModelError(f"The model's tokenizer fails: {error}.", hint="Fetch the model again.") from None
+        raise
+
+
 class Tokenizer:
     """A model's tokenizer with its chat template.
 
@@ -46,12 +56,12 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of ``text``; special tokens written out in it are recognised. ``add_special``: with BOS where the
         model wants one (for plain text; a chat template writes its own)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+        ids: list[int] = _whole(lambda: self._backend.encode(text, add_special_tokens=add_special).ids)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = _whole(lambda: self._backend.decode(list(ids), skip_special_tokens=skip_special))
         return text
 
     def token_text(self, token_id: int) -> str:

@@ -6,7 +6,6 @@ read lazily from a memory map, one at a time, as fp32: the whole model never lie
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surespec.errors import ModelError
+from surespec.json_text import loads_json
 from surespec.local.safetensors_file import SafetensorsFile
 from surespec.local.types import FloatArray, ModelConfig
 
@@ -169,7 +169,7 @@ def load_model_files(path: Path) -> ModelFiles:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a model folder; ModelError when it is missing, broken, or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = loads_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}.", hint="Fetch the model again.") from error
     if not isinstance(value, dict):
@@ -242,7 +242,8 @@ def llama3_frequency_scale(inverse: NDArray[np.float64], scaling: Mapping[str, f
 def config_from_json(raw: Mapping[str, Any], path: Path, generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """A ``ModelConfig`` from a Hugging Face config.json (and generation_config.json for further end tokens)."""
     fields = Fields(raw, path)
-    architecture = (raw.get("architectures") or ["none named"])[0]
+    listed = raw.get("architectures")
+    architecture = listed[0] if isinstance(listed, list) and listed else "none named"
     if architecture not in FAMILIES:
         raise ModelError(
             f"{path}: architecture '{architecture}' is not supported; the embedded engine reads {SUPPORTED}.",
@@ -356,7 +357,10 @@ def _tokenizer_settings(folder: Path) -> tuple[str | None, dict[str, str]]:
         template = named.get("default")
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
-        template = jinja.read_text(encoding="utf-8")
+        try:
+            template = jinja.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{jinja} cannot be read: {error}.", hint="Fetch the model again.") from error
     strings: dict[str, str] = {}
     for key in ("bos_token", "eos_token"):
         value = raw.get(key)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from surespec.errors import ModelError
+from surespec.json_text import loads_json
 from surespec.memory import parameter_count
 from surespec.models.shape import from_config
 from surespec.plan_nouns import KVGroup, Model
@@ -44,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ModelError(f"{path}: larger than {MAX_JSON_BYTES // 2**20} MiB, not a configuration.")
-        value = json.loads(path.read_bytes())
+        value = loads_json(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def safetensors_bytes(path: Path) -> int:
         if not 2 <= length <= min(MAX_JSON_BYTES, size - 8):
             raise ModelError(f"{path}: the header claims {length} bytes, which the file of {size} bytes cannot hold.")
         try:
-            header = json.loads(file.read(length))
+            header = loads_json(file.read(length))
         except (ValueError, RecursionError) as error:
             raise ModelError(f"{path}: the safetensors header is not valid JSON.") from error
     body = size - 8 - length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,6 +9,7 @@ from typing import Any
 
 from surespec.core import Noun
 from surespec.errors import EndpointError, UsageError
+from surespec.json_text import loads_json
 from surespec.rules import load_topic
 
 MAX_BYTES = 8 * 2**20
@@ -78,7 +78,7 @@ def _engine(metrics: str, model: dict[str, Any]) -> str:
 def _json(url: str, timeout_s: float, *, required: bool = False) -> dict[str, Any]:
     text = _text(url, timeout_s, required=required)
     try:
-        value = json.loads(text) if text else {}
+        value = loads_json(text) if text else {}
     except (ValueError, RecursionError) as error:
         if required:
             raise EndpointError(f"{url} does not answer JSON.", hint="Is this an OpenAI-compatible server?") from error

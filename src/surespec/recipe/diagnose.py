@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from surespec.dialects.vllm import field_problem, method_problem
+from surespec.json_text import loads_json
 from surespec.recipe.base import Diagnosis
 from surespec.recipe.flags import SPEC_FLAG, Flag, Parsed
 from surespec.recipe.text import Source
@@ -54,7 +55,7 @@ def read_json(text: str, unknown: tuple[str, ...] = ()) -> Reading:
 
 def _loads(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text)
+        value = loads_json(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -62,7 +63,7 @@ def _loads(text: str) -> dict[str, Any] | None:
 
 def _json_error(text: str) -> str:
     try:
-        value = json.loads(text)
+        value = loads_json(text)
     except ValueError as error:
         detail = str(error)
         return detail[0].lower() + detail[1:]
@@ -91,7 +92,7 @@ def _straighten(text: str) -> str:
 def _from_python(text: str) -> str:
     try:
         value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
     return json.dumps(value) if isinstance(value, dict) else text
 

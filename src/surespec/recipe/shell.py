@@ -107,7 +107,7 @@ class _Reader:
     def _blanks(self) -> None:
         """Skip blanks, line continuations and a comment."""
         while self.at < len(self.text):
-            if self.text[self.at] in " \t" or self.text.startswith("\r\n", self.at):
+            if self.text[self.at] in " \t\r":  # a lone carriage return too: it is left over from another system's lines
                 self.at += 1
             elif self.text.startswith("\\\n", self.at):
                 self.at += 2
