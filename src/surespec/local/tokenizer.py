@@ -124,8 +124,8 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The tokenizer of a model. ModelError when there is none, it is broken, or it does not fit the vocabulary."""
     if files.tokenizer_path is not None:
         try:
-            backend = tokenizers.Tokenizer.from_file(str(files.tokenizer_path))
-        except Exception as error:  # the Rust side raises bare Exception
+            backend = _whole(lambda: tokenizers.Tokenizer.from_file(str(files.tokenizer_path)))
+        except (ModelError, OSError, ValueError) as error:
             raise ModelError(
                 f"{files.tokenizer_path} cannot be read: {error}.", hint="Fetch the model again."
             ) from error
