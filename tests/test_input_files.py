@@ -33,7 +33,7 @@ def test_what_is_no_file_is_refused(tmp_path, name, said):
 def test_too_much_is_refused(tmp_path):
     file = tmp_path / "big"
     file.write_bytes(b"x" * (MIB + 1))
-    with pytest.raises(InputFileError, match="more than 1 MiB"):
+    with pytest.raises(InputFileError, match="more than 1024 KiB"):
         read_input(file, what="a recipe", most_bytes=MIB)
 
 
