@@ -29,7 +29,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "fuzz"), str(ROOT / "tests"), str(ROOT / "src")]
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("RAYON_NUM_THREADS", "1")
+os.environ.pop("PYTEST_CURRENT_TEST", None)  # with it, hypothesis' example() says a warning that costs a repr of all
 MODULES = ("fuzz_recipes", "fuzz_models", "fuzz_bench", "fuzz_server")
+HEAVY = ("surespec.judge", "scipy.stats", "surespec.plan", "surespec.local.engine")  # loaded once, before the cases
 MEMORY = 2**30
 WALL_S = 20.0  # the watchdog inside counts processor time; this one counts what waits
 BATCH = 500
@@ -89,7 +91,7 @@ def work(name: str, cases: int, seed: int, current: str, channel: Connection) ->
         if spent > slowest:
             slowest, slow_case = spent, text
 
-    for heavy in ("surespec.judge", "scipy.stats", "surespec.plan", "surespec.local.engine"):
+    for heavy in HEAVY:
         importlib.import_module(heavy)
     one(_first(surface))  # what is loaded once is no part of the memory of a case
     _limit_memory()
@@ -133,7 +135,7 @@ def _scratch() -> str | None:
 def run_surface(name: str, cases: int, seed: int, findings: Path) -> dict[str, Any]:
     """One surface to its end: a child that dies or hangs is a finding, and another one goes on after it."""
     total: dict[str, Any] = {"read": 0, "refused": 0, "findings": 0, "slowest_s": 0.0, "peak": 0, "slow_case": ""}
-    context, left, round_ = mp.get_context("spawn"), cases, 0
+    context, left, round_ = mp.get_context("forkserver"), cases, 0
     while left > 0:
         with tempfile.NamedTemporaryFile(prefix="fuzz-case-", dir=_scratch()) as current:
             ours, theirs = context.Pipe(duplex=False)
@@ -221,6 +223,8 @@ def main() -> int:
         f"{'surface':16} {'cases':>7} {'read':>7} {'refused':>8} {'findings':>8} {'slowest s':>9} {'peak MiB':>8} {'s':>6}"
     )
     from concurrent.futures import ThreadPoolExecutor
+
+    mp.get_context("forkserver").set_forkserver_preload(["__main__", *HEAVY, "hypothesis", *MODULES])
 
     def timed(name: str) -> dict[str, Any]:
         begun = time.perf_counter()

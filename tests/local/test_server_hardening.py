@@ -245,6 +245,9 @@ def test_a_template_cannot_reach_out_of_its_sandbox(template):
         "{{ '%099999999999d' % 1 }}",
         "{{ 'x'.center(10000000000) }}",
         "{{ '{:>9999999999}'.format('x') }}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
 def test_a_template_without_end_is_refused(template):
