@@ -448,7 +448,9 @@ def _warn(warnings: tuple[str, ...]) -> None:
 
 
 def _say_error(message: str, hint: str = "") -> None:
-    typer.echo(f"surespec: {message} {hint}".rstrip(), err=True)
+    from surespec.engines.log_tail import redact
+
+    typer.echo(redact(f"surespec: {message} {hint}".rstrip()), err=True)
 
 
 def _api_key(given: str | None, file: Path | None) -> str | None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from surespec.bench.client import Decoding, Reply, StreamClient, normalise_endpoint, shown
+from surespec.bench.client import Decoding, Reply, StreamClient
 from surespec.bench.stream import parse_acceptance
 from surespec.bench.workload import Prompt
 from surespec.core import Acceptance, Trace
+from surespec.endpoint_url import normalise_endpoint, shown
 
 PROMPT = Prompt(id="p", category="chat", messages=({"role": "user", "content": "hi"},))
 

@@ -79,7 +79,7 @@ def test_nothing_answers() -> None:
         probe_endpoint("http://127.0.0.1:1", timeout_s=1)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "file:///etc/passwd", "http://"])
+@pytest.mark.parametrize("url", ["ftp://localhost:8000", "file:///etc/passwd", "http://"])
 def test_no_url(url: str) -> None:
     with pytest.raises(UsageError):
         probe_endpoint(url)

@@ -11,30 +11,27 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
-from yarl import URL
 
 from surespec.bench.sse import EventParser
 from surespec.bench.stream import RequestRefused, StreamFailure, StreamState, error_text
 from surespec.bench.workload import Prompt
 from surespec.core import Trace
-from surespec.errors import EndpointError, UsageError
+from surespec.endpoint_url import KEY_VARIABLES, api_key, normalise_endpoint, shown
+from surespec.errors import EndpointError
 from surespec.json_text import loads_json
 
 Api = Literal["chat", "completions"]
 _PATHS: dict[Api, str] = {"chat": "v1/chat/completions", "completions": "v1/completions"}
-_KEY_VARIABLES = ("SURESPEC_API_KEY", "OPENAI_API_KEY")
 _OPTIONAL_FIELDS = ("stream_options", "seed", "ignore_eos", "top_p")
 _REFUSALS = (400, 422)
 _CONNECT_TIMEOUT_S = 10.0
 _DRAIN_S = 1.0
-_EXAMPLE = "Example: http://localhost:8000"
 _SHOWN_CHARS = 300
 TIMED_OUT = "timed out"
 """How the error of a request begins that got no answer, or no more of it, in time."""
@@ -57,31 +54,6 @@ class Reply:
 
     trace: Trace
     gaps_ms: tuple[float, ...] = ()
-
-
-def normalise_endpoint(endpoint: str) -> URL:
-    """The server's root as a URL: scheme added where missing, a trailing ``/v1`` and slashes removed.
-
-    Raises:
-        UsageError: what was given is no HTTP URL.
-    """
-    text = endpoint.strip()
-    try:
-        url = URL(text if "://" in text else f"http://{text}")
-        port_ok = url.port is not None
-    except ValueError as err:
-        raise UsageError(
-            f"--endpoint {endpoint!r} is not a URL: {err}.", hint="Example: http://localhost:8000"
-        ) from err
-    if url.scheme not in ("http", "https") or not url.host or not port_ok:
-        raise UsageError(f"--endpoint {endpoint!r} is not an HTTP URL.", hint=_EXAMPLE)
-    path = url.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return url.with_path(path or "/").with_query(None).with_fragment(None)
-
-
-def shown(url: URL) -> str:
-    """The URL without user name and password, as it may be printed."""
-    return str(url.with_user(None)).rstrip("/")
 
 
 class StreamClient:
@@ -108,7 +80,7 @@ class StreamClient:
         self._understood = False
         self.timeout_s = timeout_s
         self.idle_timeout_s = idle_timeout_s
-        self._key = next((os.environ[name] for name in _KEY_VARIABLES if os.environ.get(name)), "")
+        self._key = api_key()
         self._session: aiohttp.ClientSession | None = None
         self._sessions: tuple[aiohttp.ClientSession, ...] = ()
 
@@ -165,7 +137,7 @@ class StreamClient:
             ) from err
         if status in (401, 403):
             raise EndpointError(
-                f"{where}refuses the request (HTTP {status}).", hint=f"Set {' or '.join(_KEY_VARIABLES)} to its key."
+                f"{where}refuses the request (HTTP {status}).", hint=f"Set {' or '.join(KEY_VARIABLES)} to its key."
             )
         try:
             document = loads_json(body) if status == 200 else None

@@ -7,7 +7,6 @@ and the second token, at the place where a candidate's text left the baseline's,
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from surespec.bench.workload import Prompt
 from surespec.core import Gap
+from surespec.endpoint_url import api_key
 
 TIMEOUT_S = 120.0
 MOST = 8
@@ -62,7 +62,7 @@ def gap_at(content: Sequence[Mapping[str, Any]], position: int, before: str) -> 
 
 def _ask(endpoint: str, prompt: Prompt, output_len: int) -> list[dict[str, Any]]:
     headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("SURESPEC_API_KEY"):
+    if key := api_key():
         headers["Authorization"] = f"Bearer {key}"
     with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/v1/models", headers=headers), timeout=10) as reply:
         model = json.load(reply)["data"][0]["id"]

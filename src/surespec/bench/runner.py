@@ -23,10 +23,11 @@ from typing import Literal
 
 import numpy as np
 
-from surespec.bench.client import TIMED_OUT, Api, Decoding, Reply, StreamClient, normalise_endpoint, shown
+from surespec.bench.client import TIMED_OUT, Api, Decoding, Reply, StreamClient
 from surespec.bench.scrape import difference, scrape_all
 from surespec.bench.workload import Prompt, PromptSet, load_workload
 from surespec.core import Acceptance, BenchResult, CategoryStats, Run, Trace, Workload
+from surespec.endpoint_url import normalise_endpoint, shown
 from surespec.errors import EndpointError, Interrupted, UsageError
 
 DEFAULT_NUM_PROMPTS = 36

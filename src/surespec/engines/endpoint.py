@@ -6,22 +6,19 @@ each drafted token, and the time its counters were made tells one server life fr
 
 from __future__ import annotations
 
-import os
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surespec.bench.client import normalise_endpoint, shown
 from surespec.core import Arm
 from surespec.dialects import vllm as dialect
 from surespec.dialects.base import compact_json
 from surespec.dialects.versions import release
+from surespec.endpoint_url import get_text, normalise_endpoint, shown
 from surespec.engines.base import DEFAULT_PORT, FetchHook, RunningServer, StageHook, shell_text
 from surespec.engines.failures import Failure, Moment, Remedy, classify
 from surespec.engines.from_recipe import recipe_engine
@@ -218,13 +215,9 @@ def managed_engine(engine: str, model: str, endpoint: str, recipe: Recipe | None
 
 def _get(root: str, path: str) -> str | None:
     """The body at a path, None when it does not answer with one."""
-    request = urllib.request.Request(f"{root}/{path}")
-    if key := os.environ.get("SURESPEC_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            return bytes(answer.read(_MAX_BYTES)).decode("utf-8", errors="replace")
-    except (urllib.error.URLError, OSError, ValueError):
+        return get_text(normalise_endpoint(root), path, _TIMEOUT_S, _MAX_BYTES)
+    except OSError:
         return None
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from surespec.recipe.base import SECRET
+
 REMOVED = "<removed>"
 TAIL_BYTES = 256 * 1024
 SHORTEST_SECRET = 6  # shorter values would take words out of every line
@@ -48,7 +50,12 @@ _ADVICE = re.compile(r"^Run '(?:docker|podman) run --help' for more information"
 _POINTS = re.compile(r"[Ss]ee (?:root cause|(?:the )?stack trace)|^For further information visit|^raise ")
 
 
-_known: set[str] = set()
+def _of_environment() -> set[str]:
+    named = (value for name, value in os.environ.items() if SECRET.search(name))
+    return {v for v in named if len(v) >= SHORTEST_SECRET and not v.isdigit() and not v.startswith(("/", "~"))}
+
+
+_known = _of_environment()  # what is secret by its name; engines are given the same environment
 
 
 def remember_secrets(values: Iterable[str]) -> None:

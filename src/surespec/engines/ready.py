@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 from collections.abc import Iterator
 
 import psutil
 
+from surespec.endpoint_url import api_key
 from surespec.json_text import loads_json
 
 REQUEST_TIMEOUT_S = 120.0
@@ -36,13 +36,13 @@ def listeners(port: int) -> set[int]:
 
 def stream_once(host: str, port: int, key: str = "") -> str | None:
     """Send one short streamed chat; None when it gave a choice and no error, else the reason. ``key``: its API key, by
-    default ``SURESPEC_API_KEY``.
+    default that of the environment.
 
     Raises OSError or http.client.HTTPException when the connection breaks.
     """
     connection = http.client.HTTPConnection(host, port, timeout=REQUEST_TIMEOUT_S)
     headers = {"Content-Type": "application/json"}
-    if key := key or os.environ.get("SURESPEC_API_KEY", ""):
+    if key := key or api_key():
         headers["Authorization"] = f"Bearer {key}"
     try:
         connection.request("GET", "/v1/models", headers=headers)

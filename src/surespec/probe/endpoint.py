@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import urllib.error
-import urllib.parse
-import urllib.request
 from typing import Any
 
+from yarl import URL
+
 from surespec.core import Noun
-from surespec.errors import EndpointError, UsageError
+from surespec.endpoint_url import KEY_VARIABLES, get_text, normalise_endpoint, shown
+from surespec.errors import EndpointError
 from surespec.json_text import loads_json
 from surespec.rules import load_topic
 
@@ -36,16 +37,14 @@ def probe_endpoint(url: str, *, timeout_s: float = TIMEOUT_S) -> Endpoint:
 
     Raises UsageError for something that is no http URL, EndpointError when nothing or something else answers.
     """
-    base = url.rstrip("/").removesuffix("/v1")
-    parts = urllib.parse.urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--endpoint {url}: not an http URL.", hint="Write it as http://127.0.0.1:8000.")
-    listing = _json(f"{base}/v1/models", timeout_s, required=True)
+    root = normalise_endpoint(url)
+    base = shown(root)
+    listing = _json(root, "v1/models", timeout_s, required=True)
     data = [m for m in listing.get("data", ()) if isinstance(m, dict)] if isinstance(listing.get("data"), list) else []
     if not data:
         raise EndpointError(f"{base}/v1/models lists no model.", hint="Is this an OpenAI-compatible server, and ready?")
-    version = _json(f"{base}/version", timeout_s).get("version")
-    metrics = _text(f"{base}/metrics", timeout_s) or ""
+    version = _json(root, "version", timeout_s).get("version")
+    metrics = _text(root, "metrics", timeout_s) or ""
     engine = _engine(metrics, data[0])
     notes = [] if metrics else ["/metrics does not answer: acceptance cannot be read (SGLang wants --enable-metrics)."]
     if len(data) > 1:
@@ -75,26 +74,30 @@ def _engine(metrics: str, model: dict[str, Any]) -> str:
     return {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}.get(owner, "")
 
 
-def _json(url: str, timeout_s: float, *, required: bool = False) -> dict[str, Any]:
-    text = _text(url, timeout_s, required=required)
+def _json(root: URL, path: str, timeout_s: float, *, required: bool = False) -> dict[str, Any]:
+    text = _text(root, path, timeout_s, required=required)
     try:
         value = loads_json(text) if text else {}
     except (ValueError, RecursionError) as error:
         if required:
-            raise EndpointError(f"{url} does not answer JSON.", hint="Is this an OpenAI-compatible server?") from error
+            raise EndpointError(
+                f"{shown(root)}/{path} does not answer JSON.", hint="Is this an OpenAI-compatible server?"
+            ) from error
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _text(url: str, timeout_s: float, *, required: bool = False) -> str | None:
+def _text(root: URL, path: str, timeout_s: float, *, required: bool = False) -> str | None:
     """The body of a GET, or None; with ``required`` an EndpointError instead of None."""
+    hint = "Start the server, or check host and port."
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return bytes(answer.read(MAX_BYTES)).decode("utf-8", errors="replace")
+        return get_text(root, path, timeout_s, MAX_BYTES)
     except urllib.error.HTTPError as error:
         problem = f"answers {error.code}"
-    except (urllib.error.URLError, OSError, ValueError) as error:
+        if error.code in (401, 403):
+            hint = f"Set {' or '.join(KEY_VARIABLES)} to its key."
+    except OSError as error:
         problem = f"does not answer ({getattr(error, 'reason', error)})"
     if required:
-        raise EndpointError(f"{url} {problem}.", hint="Start the server, or check host and port.")
+        raise EndpointError(f"{shown(root)}/{path} {problem}.", hint=hint)
     return None
