@@ -127,15 +127,19 @@ def test_nothing_of_a_tune_holds_a_token(environment, model, tmp_path, form):
     recipe.write_text(text)
     out = tmp_path / "run"
     said, seen = run(
-        "tune", "--recipe", recipe, "--concurrency", "1", "--prompts", "copy", "--num-prompts", "2", "--output-len", "8",
-        "--out", out, "--budget", "2s", env=environment, code=(0, 10, 11, 12),
+        "tune", "--recipe", recipe, "--concurrency", "1", "--prompts", "copy", "--num-prompts", "2",
+        "--output-len", "8", "--out", out, "--budget", "2s", env=environment, code=(0, 10, 11, 12),
     )  # fmt: skip
     logs = list(out.rglob("*.log"))
     assert logs and any("checking" in path.read_text() for path in logs), "the server did not say what it knows"
     assert any("vllm" in line or "surespec" in line for line in seen)
     clean("tune", [("its output", said), *((f"the command line {line[:80]}", line) for line in seen)], TOKENS)
     clean("bundle", files_of(out).items(), TOKENS)
-    for words in (["report", out], ["schedule", out], ["tune", "--recipe", recipe, "--dry-run", "--json", "--out", "x"]):
+    for words in (
+        ["report", out],
+        ["schedule", out],
+        ["tune", "--recipe", recipe, "--dry-run", "--json", "--out", "x"],
+    ):
         said, seen = run(*words, env=environment, code=(0, 1, 2, 3))
         clean(words[0], [("its output", said), *((line[:80], line) for line in seen)], TOKENS)
     clean("bundle after report", files_of(out).items(), TOKENS)
@@ -163,7 +167,9 @@ def test_a_server_that_repeats_the_key_is_not_quoted(tmp_path):
     from aiohttp import web
 
     async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": f"no such key: {request.headers.get('Authorization')}"}}, status=401)
+        return web.json_response(
+            {"error": {"message": f"no such key: {request.headers.get('Authorization')}"}}, status=401
+        )
 
     class Refusing(AppInThread):
         def __init__(self) -> None:

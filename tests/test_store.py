@@ -163,3 +163,42 @@ def test_no_half_written_file_stays_when_writing_fails(bundle, monkeypatch):
         bundle.write_launch(make_launch())
     assert [file.name for file in bundle.path.rglob("*.jsonl")] == ["events.jsonl"]
     assert list(bundle.path.rglob(".*.*")) == []
+
+
+@pytest.mark.parametrize("place", [".lock", "events.jsonl", "arms.json", "launches/000-baseline/traces-c1.jsonl"])
+def test_a_link_in_a_bundle_is_refused_and_nothing_behind_it_is_touched(bundle, tmp_path, place):
+    """A run's folder may be a stranger's; going on with it must not write to the file a link leads to."""
+    bundle.write_launch(make_launch())
+    outside = tmp_path / "mine"
+    outside.write_text("mine\n")
+    (bundle.path / place).unlink(missing_ok=True)
+    (bundle.path / place).symlink_to(outside)
+    with pytest.raises(BundleError, match="is a link"):
+        Bundle.open(bundle.path)
+    assert outside.read_text() == "mine\n"
+
+
+def test_a_link_to_the_folder_of_a_run_is_followed(bundle, tmp_path):
+    (tmp_path / "last").symlink_to(bundle.path)
+    assert Bundle.open(tmp_path / "last").manifest == bundle.manifest
+
+
+def test_a_new_run_is_not_begun_where_a_lock_leads_elsewhere(tmp_path):
+    outside = tmp_path / "mine"
+    outside.write_text("mine\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(outside)
+    with pytest.raises(BundleError, match="is a link"):
+        Bundle.create(tmp_path / "run", {})
+    assert outside.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("text", ["../../mine", "1/../../mine", [1], None])
+def test_a_launch_cannot_name_a_file_outside(bundle, text):
+    bundle.write_launch(make_launch())
+    file = bundle.path / "launches" / "000-baseline" / "launch.json"
+    body = json.loads(file.read_text())
+    body["runs"][0]["concurrency"] = text
+    file.write_text(json.dumps(body))
+    assert bundle.launches(with_traces=True) == ()
+    assert any("000-baseline cannot be read" in problem for problem in bundle.problems)

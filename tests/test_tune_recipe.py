@@ -139,7 +139,13 @@ def test_a_whole_tune_of_a_recipe(programs, model, tmp_path, monkeypatch):
     monkeypatch.setattr("surespec.tune.check_existing", lambda plan: ())
     recipe = native(tmp_path, model, " --gpu-memory-utilization 0.85")
     options = TuneOptions(
-        recipe=str(recipe), out=tmp_path / "run", concurrency=(1,), prompts="copy", num_prompts=2, output_len=8, budget_s=3
+        recipe=str(recipe),
+        out=tmp_path / "run",
+        concurrency=(1,),
+        prompts="copy",
+        num_prompts=2,
+        output_len=8,
+        budget_s=3,
     )
     judgement = tune(options)
     assert all(launch.status == "ok" for launch in judgement.launches), [x.failure for x in judgement.launches]

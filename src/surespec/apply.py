@@ -10,17 +10,21 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from surespec.errors import BundleError, InputFileError, UsageError
+from surespec.errors import BundleError, InputFileError, SurespecError, UsageError
 from surespec.json_text import loads_json
 from surespec.recipe import Patched, Recipe, patch_recipe, read_recipe
+from surespec.recipe.read import read_text
+from surespec.recipe.text import Source
+from surespec.store import refuse_links
 
 SCHEMA = "surespec/apply/1"
 
@@ -50,6 +54,7 @@ class Applied:
     recipe: Recipe
     patched: Patched
     folder: Path
+    request: Mapping[str, Any]
 
     def document(self) -> dict[str, Any]:
         """For JSON (schema ``surespec/apply/1``)."""
@@ -68,6 +73,7 @@ class Applied:
 
 def decision(bundle: Path) -> Decision:
     """Read a bundle's verdict. Raises BundleError when there is none, UsageError when it decides nothing."""
+    refuse_links(bundle)
     judgement = _document(bundle / "judgement.json", "Run surespec tune to its end first.")
     manifest = _document(bundle / "manifest.json", "Name the --out folder of a surespec tune.")
     options = manifest.get("options")
@@ -102,7 +108,12 @@ def plan_apply(
     real = _followed(recipe)
     read = read_recipe(real, service=service)
     patched = patch_recipe(read, speculative, gpu_memory_utilization=gpu_memory_utilization)
-    return Applied(read, patched, folder or undo_folder(real))
+    request = {
+        "speculative_config": None if speculative is None else dict(speculative),
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "service": service,
+    }
+    return Applied(read, patched, folder or undo_folder(real), request)
 
 
 def _followed(path: Path) -> Path:
@@ -142,6 +153,7 @@ def write(applied: Applied) -> None:
             "applied_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "original_sha256": _hash(before) if not follows or journal is None else journal["original_sha256"],
             "applied_sha256": _hash(applied.patched.data),
+            "requests": [*(journal.get("requests", ()) if follows and journal is not None else ()), applied.request],
         }
         _replace(folder / "journal.json", (json.dumps(entry, indent=2) + "\n").encode())
     except OSError as error:
@@ -155,11 +167,14 @@ def write(applied: Applied) -> None:
         ) from error
 
 
-def undo(place: Path) -> tuple[Path, bool]:
+def undo(place: Path, *, ask: Callable[[Path, bytes, bytes], bool] | None = None) -> tuple[Path, bool]:
     """Put the original bytes back. ``place``: a bundle, an undo folder, or the recipe.
 
+    A folder may be a stranger's, and its journal names any file. So what is put back must become what is there by the
+    changes that the journal lists; otherwise ``ask`` decides, given the file, its bytes and those to be put back.
+
     Returns the recipe and whether it changed. Raises BundleError when there is nothing to undo, UsageError when the
-    recipe was changed after ``apply``.
+    recipe was changed after ``apply``, or ``ask`` is needed and does not agree.
     """
     folder = _folder_of(place)
     journal = _journal(folder)
@@ -180,6 +195,11 @@ def undo(place: Path) -> tuple[Path, bool]:
             f"{path} was changed after surespec apply, so it is left as it is.",
             hint=f"The old recipe is {folder / 'original'}; take over what you want, or copy it back.",
         )
+    if not _changes_only(path, original, now, journal.get("requests")) and not (ask and ask(path, now, original)):
+        raise UsageError(
+            f"{folder / 'original'} differs from {path} by more than what surespec apply does, so it is not put back.",
+            hint=f"Compare them; surespec undo {shlex.quote(str(place))} --yes puts it back all the same.",
+        )
     try:
         _replace(path, original)
     except OSError as error:
@@ -188,6 +208,19 @@ def undo(place: Path) -> tuple[Path, bool]:
         ) from error
     _forget(folder / "original")
     return path, True
+
+
+def _changes_only(path: Path, original: bytes, now: bytes, requests: object) -> bool:
+    """Whether ``apply`` with these requests, one after the other, makes ``now`` of ``original``."""
+    try:
+        data = original
+        for request in requests if isinstance(requests, list) else ():
+            read = read_text(path, Source.decode(str(path), data), service=request["service"])
+            share = request["gpu_memory_utilization"]
+            data = patch_recipe(read, request["speculative_config"], gpu_memory_utilization=share).data
+    except (SurespecError, LookupError, TypeError, ValueError, AttributeError):
+        return False
+    return data == now
 
 
 def _forget(original: Path) -> None:
@@ -203,6 +236,7 @@ def undo_folder(recipe: Path) -> Path:
 
 def _folder_of(place: Path) -> Path:
     if place.is_dir():
+        refuse_links(place)
         return place / "recipe" if (place / "recipe" / "journal.json").exists() else place
     return undo_folder(_followed(place))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import sys
@@ -85,12 +86,24 @@ def apply_command(
 
 def undo_command(
     place: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a surespec tune, or the recipe.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Also where the kept file differs by more than apply's change.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Put the recipe back as it was before surespec apply, byte for byte."""
     from surespec.apply import undo
+    from surespec.engines.log_tail import redact
 
-    path, changed = undo(place)
+    def ask(recipe: Path, now: bytes, original: bytes) -> bool:
+        if yes or as_json or not sys.stdin.isatty():
+            return yes
+        before, after = (x.decode("utf-8", "backslashreplace").splitlines(keepends=True) for x in (now, original))
+        for line in difflib.unified_diff(before, after, f"{recipe} now", f"{recipe} afterwards"):
+            sys.stderr.write(redact(line))
+        return typer.confirm(f"This changes more than the speculation. Write {recipe}?", default=False, err=True)
+
+    path, changed = undo(place, ask=ask)
     if as_json:
         sys.stdout.write(dumps_json({"schema": "surespec/undo/1", "recipe": str(path), "changed": changed}))
         sys.stdout.write("\n")

@@ -60,6 +60,7 @@ class Bundle:
             raise BundleError(
                 f"{path} holds a run already.", hint=f"Go on with it: --resume --out {path}; or choose another --out."
             )
+        refuse_links(path)
         try:
             if path.exists() and any(not _is_leftover(entry) for entry in path.iterdir()):
                 raise BundleError(f"{path} is not empty and holds no run.", hint="Choose a new folder with --out.")
@@ -84,6 +85,7 @@ class Bundle:
     @classmethod
     def open(cls, path: Path) -> Bundle:
         """Open an existing bundle. Raises BundleError when it is missing, unreadable, or of another schema version."""
+        refuse_links(path)
         file = path / "manifest.json"
         problems = []
         try:
@@ -259,6 +261,18 @@ class Bundle:
         return sorted((int(match[1]), folder) for match, folder in matches if match)
 
 
+def refuse_links(path: Path) -> None:
+    """Raise BundleError when an entry of the run's folder is a link: through it, what is read and written would lie
+    somewhere else, and the folder may come from a stranger. The folder itself may be reached by one."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for folder, inner, files in os.walk(path):  # which does not follow links
+            for name in (*inner, *files):
+                if (entry := Path(folder, name)).is_symlink():
+                    raise BundleError(
+                        f"{entry} is a link, which no run writes.", hint="Put the file itself there, or leave it out."
+                    )
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole: beside it first, then one rename. Raises BundleError when the folder cannot be written."""
     scratch = None
@@ -332,7 +346,7 @@ def _read_launch(folder: Path, with_traces: bool) -> Launch:
     """One launch; ValueError when its traces are not all there."""
     body = loads_json((folder / "launch.json").read_text(encoding="utf-8"))
     for run in body["runs"]:
-        file = folder / f"traces-c{run['concurrency']}.jsonl"
+        file = folder / f"traces-c{int(run['concurrency'])}.jsonl"
         expected = int(run.pop("num_traces"))
         lines = _lines(file)
         if len(lines) != expected:

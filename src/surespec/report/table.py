@@ -38,11 +38,17 @@ def render_csv(launches: Sequence[Launch]) -> str:
             "start_duration_s": launch.start_duration_s,
             "failure": launch.failure,
         }
+        common = {name: _plain(cell) for name, cell in common.items()}
         for run in launch.runs:
             writer.writerow({**common, **_cells(run)})
         if not launch.runs:
             writer.writerow(common)
     return out.getvalue()
+
+
+def _plain(cell: object) -> object:
+    """An apostrophe before a text that a spreadsheet would compute: an engine's own words may begin with ``=``."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _cells(run: Run) -> dict[str, object]:
