@@ -53,14 +53,14 @@ class Bench:
         self.drafter.start(s)
         return s
 
-    def read(self, s: Sequence, tokens: list[int], drafts: list[int] | None = None) -> None:
+    def read(self, s: Sequence, tokens: list[int], drafts: list[int] | None = None, idle: bool = False) -> None:
         """The target reads what it has not (and ``drafts``, rejected); then ``tokens`` are known."""
         start, known = s.computed, s.ids[s.computed : s.length]
         ids = np.concatenate((known, np.array(drafts or [], np.int64)))
         out = self.target.forward([SeqChunk(s.slot, start, ids, len(ids))], self.cache)
         s.append(tokens)
         s.computed = start + len(known)
-        self.drafter.observe(s, start, None if out.aux is None else out.aux[: len(known)])
+        self.drafter.observe(s, start, None if out.aux is None else out.aux[: len(known)], idle)
 
     def remove(self, s: Sequence) -> None:
         """Give the slot up; the last moves into it."""
@@ -177,6 +177,27 @@ def test_the_heads_states_never_pile_up(target, head):
     assert drafter.valid[0] > BLOCK
 
 
+def test_while_nothing_is_drafted_the_head_reads_nothing_and_keeps_little(target, head, monkeypatch):
+    ids = np.random.default_rng(6).integers(3, VOCAB, size=BLOCK + 60).tolist()
+    drafter = make("eagle3", target, head)
+    bench = Bench(target, drafter)
+    long, short = bench.add(ids[:20]), bench.add(ids[:20])
+    with monkeypatch.context() as quiet:
+        quiet.setattr(drafter, "first", None)  # any work would fail
+        for i in range(20, BLOCK + 60):
+            bench.read(long, [ids[i]], idle=True)
+            if i < 100:
+                bench.read(short, [ids[i]], idle=True)
+    assert drafter._aux[long.slot] is None and not drafter.can_draft(long), "too much to catch up on"
+    assert drafter.can_draft(short)
+    assert drafter.propose([short], [4])[0].ids.tolist() == fresh("eagle3", target, head, ids[:100], 20, 4)
+    bench.read(long, [5])
+    assert not drafter.can_draft(long), "what is missing stays missing"
+    bench.remove(long)
+    assert drafter.can_draft(short), "which moved into its slot"
+    assert drafter.can_draft(bench.add([1, 2]))
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused():
     with pytest.raises(ModelError, match="vocabulary of 60 tokens and the target one of 50"):
         DraftModelDrafter(FakeTarget(60), 50, max_num_seqs=1, max_len=10)  # type: ignore[arg-type]
@@ -189,7 +210,7 @@ def test_the_drafters_context_is_the_shorter_one(target: TargetModel):
 def test_a_head_needs_a_target_with_states(head, target):
     drafter = make("eagle3", target, head)
     with pytest.raises(ValueError, match="auxiliary states"):
-        drafter.observe(Bench(target, drafter).add([1, 2]), 0, None)
+        drafter.observe(Bench(target, drafter).add([1, 2]), 0, None, False)
 
 
 def test_a_head_for_another_hidden_size_is_refused(tmp_path: Path, target: TargetModel):

@@ -96,9 +96,13 @@ class Stepper:
         """Ask the drafter; k is cut so that no sequence outgrows its limit or the drafter's context."""
         if self.drafter is None or self.speculative is None or self.k == 0:
             return [NO_DRAFT] * len(sequences)
-        k = min(self.k, self.speculative.k_for_batch(num_decoding))
-        longest = self.drafter.max_len
-        ks = [0 if s.in_prompt or s.length + k > longest else min(k, s.limit - s.length - 1) for s in sequences]
+        k, drafter = min(self.k, self.speculative.k_for_batch(num_decoding)), self.drafter
+        ks = [
+            0
+            if s.in_prompt or s.length + k > drafter.max_len or not drafter.can_draft(s)
+            else min(k, s.limit - s.length - 1)
+            for s in sequences
+        ]
         return self.drafter.propose(sequences, ks) if any(ks) else [NO_DRAFT] * len(ks)
 
     def compute(self, parts: list[Part]) -> ForwardOutput:
@@ -111,6 +115,7 @@ class Stepper:
         emitted: list[tuple[Sequence, StepOutput]] = []
         row = token = 0
         self.totals.steps += 1
+        idle = self.speculative is None or min(self.k, self.speculative.k_for_batch(len(self.scheduler.running))) == 0
         for part in parts:
             sequence, chunk, size = part.sequence, part.chunk, len(part.chunk.token_ids)
             rows = size - chunk.logits_from
@@ -121,7 +126,7 @@ class Stepper:
             if self.drafter is not None:
                 kept = sequence.computed - chunk.start
                 aux = None if output.aux is None else output.aux[token : token + kept]
-                self.drafter.observe(sequence, chunk.start, aux)
+                self.drafter.observe(sequence, chunk.start, aux, idle)
             row, token = row + rows, token + size
         for sequence, step in emitted:
             if step.finish_reason is not None:

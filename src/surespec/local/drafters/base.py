@@ -2,7 +2,7 @@
 
 The engine calls, for each sequence: ``start`` once it has a slot, ``observe`` after every step that computed some of
 it, ``release`` before its slot is given up. A drafter may be skipped for any number of steps (k = 0) and must still
-draft correctly afterwards: what it has not read of a sequence it catches up on.
+draft correctly afterwards: what it has not read of a sequence it catches up on, or it says that it cannot.
 """
 
 from __future__ import annotations
@@ -50,9 +50,14 @@ class Drafter(ABC):
     def start(self, sequence: Sequence) -> None:  # noqa: B027 (a hook: most drafters need only some)
         """``sequence`` was given its slot, the next free one."""
 
-    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None) -> None:  # noqa: B027
+    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None, idle: bool) -> None:  # noqa: B027
         """The target has read positions ``start`` .. ``sequence.computed - 1`` for good, and the token after them is
-        known; all drafts beyond are void. ``aux`` (n, 3 * hidden) goes with these positions (None: not asked for)."""
+        known; all drafts beyond are void. ``aux`` (n, 3 * hidden) goes with these positions (None: not asked for).
+        ``idle``: nothing is drafted at present (k = 0), so that any work here would cost and gain nothing."""
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        """Whether ``propose`` may be asked for ``sequence``."""
+        return True
 
     def release(self, sequence: Sequence) -> None:  # noqa: B027
         """``sequence`` gives up its slot; the sequence in the last slot moves into it."""

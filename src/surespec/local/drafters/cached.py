@@ -79,7 +79,7 @@ class CachedDrafter(Drafter):
         self.valid[sequence.slot] = self.valid[-1]
         self.valid.pop()
 
-    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None) -> None:
+    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None, idle: bool) -> None:
         """Positions past what the target has kept hold rejected drafts."""
         self.valid[sequence.slot] = min(self.valid[sequence.slot], sequence.computed)
 

@@ -31,7 +31,8 @@ class Eagle3Drafter(CachedDrafter):
         max_len = min(max_len, head.config.max_position_embeddings)
         super().__init__(head.new_cache(max_num_seqs, max_len), max_len, probabilistic)
         self.head, self.target_vocab = head, target_vocab
-        self._aux: list[list[FloatArray]] = []  # by slot: the states of positions valid .. computed - 1
+        # By slot: the states of positions valid .. computed - 1; None once some of them were let go.
+        self._aux: list[list[FloatArray] | None] = []
         self._no_aux = np.zeros((1, 3 * head.config.hidden_size), np.float32)
 
     def start(self, sequence: Sequence) -> None:
@@ -45,19 +46,28 @@ class Eagle3Drafter(CachedDrafter):
         self._aux[sequence.slot] = self._aux[-1]
         self._aux.pop()
 
-    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None) -> None:
-        """Keep the states until they are read: at the next draft, or a block of them at a time (long prompts, and
-        while speculation is off), so that they never pile up."""
+    def observe(self, sequence: Sequence, start: int, aux: FloatArray | None, idle: bool) -> None:
+        """Keep the states until they are read: at the next draft, or a block of them at a time (long prompts), so that
+        they never pile up. While nothing is drafted a block is kept and none is read, since reading a token costs the
+        head a thirtieth of what the token costs the target; what has more to read by then is not drafted for again.
+        """
         if aux is None:
             raise ValueError("an EAGLE-3 drafter needs a target that gives its auxiliary states")
         slot = sequence.slot
+        kept = self._aux[slot]
+        if kept is None:
+            return
         self.valid[slot] = min(self.valid[slot], start)
-        self._aux[slot].append(aux)
-        # Past its context the head will not be asked again.
-        if sequence.length > self.max_len:
-            self._aux[slot].clear()
-        elif sequence.computed - self.valid[slot] > BLOCK:
+        kept.append(aux)
+        backlog = sequence.computed - self.valid[slot] > BLOCK
+        if sequence.length > self.max_len or (idle and backlog):  # past its context the head will not be asked again
+            self._aux[slot] = None
+        elif backlog:
             self.catch_up(sequence, sequence.computed - 1)
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        """Not where states are missing."""
+        return self._aux[sequence.slot] is not None
 
     def first(self, batch: Seq[Sequence], starts: list[int], ids: list[IntArray], known: list[bool]) -> Guess:
         """Read the backlogs beside the target's states."""
@@ -86,6 +96,7 @@ class Eagle3Drafter(CachedDrafter):
     def _take(self, slot: int, count: int) -> FloatArray:
         """The oldest ``count`` of the states kept, removed."""
         kept = self._aux[slot]
+        assert kept is not None  # see `can_draft`
         rows = kept[0] if len(kept) == 1 else np.concatenate(kept)
         self._aux[slot] = [rows[count:]] if len(rows) > count else []
         return rows[:count]
