@@ -27,8 +27,12 @@ def test_dynamo_is_offered_the_head_of_the_engine_inside(engine):
 
 
 @pytest.mark.parametrize("engine", ["local", "llamacpp", "dynamo-local"])
-def test_engines_that_cannot_load_it_by_name_are_told_none(engine):
-    assert known_drafters(LLAMA, engine, None, "d") == KnownDrafters(None, "d", NO_HEAD)
+def test_engines_that_cannot_load_it_by_name_are_told_how_to_get_it(engine):
+    found = known_drafters(LLAMA, engine, None, "d")
+    assert (found.eagle3_head, found.draft_model) == (None, "d")
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in found.remark and "--eagle3-head" in found.remark
+    assert ("convert_hf_to_gguf.py" in found.remark) == (engine == "llamacpp")
+    assert known_drafters("smollm2-360m", engine, None, None).remark == NO_HEAD
 
 
 def test_without_a_head_a_draft_of_the_family_is_the_fallback(monkeypatch):

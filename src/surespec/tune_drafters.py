@@ -23,6 +23,13 @@ wants it converted, the embedded one local."""
 
 NO_HEAD = "No EAGLE-3 head is known for this model (rule W3); name one with --eagle3-head."
 
+_BY_FOLDER = "There is an EAGLE-3 head for this model, {head}. Download it and give its folder with --eagle3-head."
+_TO_FETCH = {
+    "llamacpp": "There is an EAGLE-3 head for this model, {head}. llama.cpp reads heads as GGUF only: convert it with "
+    "llama.cpp's convert_hf_to_gguf.py and give the file with --eagle3-head."
+}
+"""What to say where a published head has to be brought into a form first."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownDrafters:
@@ -44,9 +51,14 @@ def known_drafters(model: str, engine: str, eagle3_head: str | None, draft_model
         except ModelError as error:
             return KnownDrafters(None, draft_model, error.message)
         return KnownDrafters(asset.eagle3_head, draft_model)
-    target = _facts(model) if engine in TABLE_ENGINES else None
+    target = _facts(model)
     if target is None:
         return KnownDrafters(None, draft_model, NO_HEAD)
+    if engine not in TABLE_ENGINES:
+        head = _published_head(target, "llamacpp" if engine == "llamacpp" else "")
+        return KnownDrafters(
+            None, draft_model, NO_HEAD if head is None else _TO_FETCH.get(engine, _BY_FOLDER).format(head=head)
+        )
     head = _published_head(target, TABLE_ENGINES[engine])
     if head is not None:
         return KnownDrafters(head, draft_model, f"EAGLE-3 head from the table of published ones: {head}.")
@@ -55,10 +67,11 @@ def known_drafters(model: str, engine: str, eagle3_head: str | None, draft_model
     return KnownDrafters(None, draft_model, NO_HEAD)
 
 
-def _published_head(target: Model, engine: str) -> str | None:
-    """The best head trained for this target or a variant of it that the engine serves; none that only has its shape."""
+def _published_head(target: Model, engine: str = "") -> str | None:
+    """The best head trained for this target or a variant of it that the engine (an empty text: any) serves; none that
+    only has its shape."""
     for head in heads_for(target):
-        served = not head.engines or engine in head.engines
+        served = not head.engines or not engine or engine in head.engines
         if head.method == "eagle3" and head.match != "shape" and served and not head.parallel_drafting:
             return head.id
     return None
