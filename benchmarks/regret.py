@@ -9,7 +9,8 @@ Two sources of truth:
   the acceptance of smaller k is what a run at k = 7 tells of them. Trees (topk > 1) are arms that surespec does not
   launch; the regret against them is printed too.
 * ``--curves``: curves of the embedded engine, tokens per second for k = 0 ... 8, concurrency 1, 4 and 8, chat and copy,
-  made by ``--measure`` on this machine (about half an hour).
+  made by ``--measure`` on this machine (about an hour). The choice sees some rounds, put together as one launch (24
+  prompts, about what ``tune`` measures); the truth is what the other rounds say, smoothed over k.
 
 The choice itself is surespec's: ``predict`` (step costs, p_i), the rule of ``tune_steps`` for what may still win, ties
 to the smaller k. A grid launches every setting as often as surespec launches the one it confirms (twice).
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -138,30 +140,76 @@ def _run(speed: float, acceptance: Acceptance | None) -> Run:
     )  # fmt: skip
 
 
-def of_curves(path: Path) -> list[Choice]:
-    """One choice a drafter, concurrency, kind of work and round, from curves that ``--measure`` wrote.
+def of_curves(path: Path, seen: int) -> list[Choice]:
+    """One choice a drafter, concurrency, kind of work and group of rounds, from curves that ``--measure`` wrote.
 
-    surespec sees one round (a launch); the truth it is held against is the mean of the others.
+    surespec sees ``seen`` of the rounds, put together as one launch; the truth it is held against is of the others.
     """
     out = []
     for curve in json.loads(path.read_text(encoding="utf-8"))["curves"]:
         all_rounds = {int(k): [Run.model_validate(run) for run in runs] for k, runs in curve["runs"].items()}
         count = min(len(runs) for runs in all_rounds.values())
-        for seen in range(count):
-            runs = {k: rounds[seen] for k, rounds in all_rounds.items()}
-            speeds = {("", 0) if k == 0 else ("d", k): run.throughput_tok_s for k, run in runs.items()}
-            truth = {
-                arm: float(np.mean([r.throughput_tok_s for i, r in enumerate(all_rounds[arm[1]]) if i != seen]))
-                for arm in speeds
+        for group in range(count // seen):
+            mine = {group + i * (count // seen) for i in range(seen)}  # spread over the whole time, as launches are
+            runs = {k: _pooled([r for i, r in enumerate(rounds) if i in mine]) for k, rounds in all_rounds.items()}
+            others = {
+                k: _pooled([r for i, r in enumerate(rounds[:count]) if i not in mine])
+                for k, rounds in all_rounds.items()
             }
+            speeds = {("", 0) if k == 0 else ("d", k): run.throughput_tok_s for k, run in runs.items()}
+            truth = {("", 0) if k == 0 else ("d", k): speed for k, speed in _smooth(others).items()}
             raw = predict(runs[0], runs[PROBE_K], PROBE_K, candidate_ks(PROBE_K, runs[PROBE_K].acceptance))
             found = calibrated(raw, PROBE_K, runs[PROBE_K].throughput_tok_s / runs[0].throughput_tok_s)
             chosen, launches = choose(speeds, {"d": (PROBE_K, found)})
             lost = 1 - truth[chosen] / max(truth.values())
             of_grid = 1 - truth[max(speeds, key=lambda arm: speeds[arm])] / max(truth.values())
-            name = f"{curve['method']}, {curve['prompts']}, concurrency {curve['concurrency']}, round {seen + 1}"
-            out.append(Choice(name, lost, lost, launches, MIN_LAUNCHES * len(speeds), of_grid))
+            name = f"{curve['method']}, {curve['prompts']}, concurrency {curve['concurrency']}, k = {chosen[1]}"
+            best = max(truth, key=lambda arm: truth[arm])[1]
+            out.append(Choice(f"{name} (best {best})", lost, lost, launches, MIN_LAUNCHES * len(speeds), of_grid))
     return out
+
+
+def _pooled(rounds: list[Run]) -> Run:
+    """Several short runs of one setting as one long run."""
+    duration = sum(run.duration_s for run in rounds)
+    tokens = sum(run.output_tokens for run in rounds)
+    kept = [run.acceptance for run in rounds if run.acceptance is not None]
+    acceptance = None
+    if kept:
+        acceptance = Acceptance(
+            drafts=sum(one.drafts for one in kept),
+            drafted=sum(one.drafted for one in kept),
+            accepted=sum(one.accepted for one in kept),
+            accepted_per_position=tuple(map(sum, zip(*(one.accepted_per_position for one in kept), strict=True))),
+        )
+    return rounds[0].model_copy(
+        update={
+            "num_requests": sum(run.num_requests for run in rounds),
+            "failed": sum(run.failed for run in rounds),
+            "duration_s": duration,
+            "output_tokens": tokens,
+            "throughput_tok_s": tokens / duration,
+            "tpot_ms_p50": float(np.mean([run.tpot_ms_p50 for run in rounds])),
+            "acceptance": acceptance,
+        }
+    )
+
+
+def _smooth(runs: Mapping[int, Run]) -> dict[int, float]:
+    """Tokens per second by k with the noise of single settings evened out.
+
+    What is accepted at a k is the same in every round (greedy, same prompts), only the time of a step is noisy, and it
+    rises evenly with k: so its logarithm is taken from a parabola through all k > 0.
+    """
+    ks = sorted(k for k in runs if k)
+    steps = {k: _steps(runs[k]) for k in ks}
+    fit = np.polynomial.Polynomial.fit(ks, [math.log(runs[k].duration_s / steps[k]) for k in ks], 2)
+    return {0: runs[0].throughput_tok_s} | {k: runs[k].output_tokens / (steps[k] * math.exp(float(fit(k)))) for k in ks}
+
+
+def _steps(run: Run) -> float:
+    """Passes a sequence took, of all sequences together."""
+    return run.output_tokens - (run.acceptance.accepted if run.acceptance else 0)
 
 
 def measure(path: Path, num_prompts: int, output_len: int, rounds: int) -> None:
@@ -237,7 +285,8 @@ def main() -> int:
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure those curves first and write them here")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--output-len", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each setting is measured")
+    parser.add_argument("--rounds", type=int, default=9, help="how often each setting is measured")
+    parser.add_argument("--seen", type=int, default=3, help="rounds that surespec sees as one launch")
     chosen = parser.parse_args()
     if chosen.measure:
         measure(chosen.measure, chosen.num_prompts, chosen.output_len, chosen.rounds)
@@ -253,7 +302,7 @@ def main() -> int:
     if chosen.data is not None:
         held &= report("SpecBundle (SGLang, EAGLE-3)", of_specbundle(chosen.data))
     if curves is not None:
-        held &= report("the embedded engine on this machine", of_curves(curves))
+        held &= report("the embedded engine on this machine", of_curves(curves, chosen.seen))
     return 0 if held else 1
 
 

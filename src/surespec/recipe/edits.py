@@ -30,6 +30,8 @@ def replace_value(flag: Flag, new: str, mode: str, source: Source) -> list[Edit]
     """Give a flag another value. ``mode`` chars: where its characters stand (perhaps a variable's default); word: the
     argument itself is written anew.
     """
+    if flag.inline is None and not flag.values:
+        raise UnwritableError(f"{flag.name} stands there without its value")
     holder = flag.arg if flag.inline is not None else flag.values[0]
     if holder.home.locked:
         raise UnwritableError(holder.home.locked)
