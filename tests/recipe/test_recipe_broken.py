@@ -293,3 +293,17 @@ def test_a_lowest_utilization_is_not_lowered() -> None:
     found = patch_recipe(read(SERVE + "--gpu-memory-utilization 0.05\n"), NGRAM)
     assert "--gpu-memory-utilization 0.05 " in found.text
     assert not found.notes
+
+
+def test_brackets_without_end_are_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text("services: " + "[" * 2000)
+    with pytest.raises(InputFileError, match="nested too deeply"):
+        read_recipe(path)
+
+
+def test_a_flag_without_its_value_is_not_patched(tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    path.write_text("llama-server -m model.gguf --draft-max 16 -md && echo\n")
+    with pytest.raises(InputFileError, match="without its value"):
+        patch_recipe(read_recipe(path), {"method": "draft_model", "model": "x.gguf", "num_speculative_tokens": 2})

@@ -31,6 +31,7 @@ _ESCAPES = {
 _FOLD = re.compile(r"[ \t]*(?:\r?\n[ \t]*)+")
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)+")  # an anchor, a tag
 _UNSAFE_PLAIN = re.compile(r"[\n\r\t]|: |:$| #|^\s|\s$")
+MAX_DEPTH = 200  # brackets within brackets
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class YamlStyle(Context):
 def load_nodes(source: Source) -> list[Node]:
     """The documents of a YAML file as nodes with marks. Raises InputFileError with the line."""
     text = source.text
+    depth = 0
+    for bracket in re.finditer(r"[\[\]{}]", text):  # the parser takes seconds for what it refuses in the end
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > MAX_DEPTH:
+            raise source.error(bracket.start(), "this file is nested too deeply to be a recipe.", "Name another file.")
     try:
         return [n for n in YAML(typ="rt", pure=True).compose_all(text) if n is not None]
     except MarkedYAMLError as error:
