@@ -367,6 +367,8 @@ def main() -> NoReturn:
         try:
             # Without standalone mode the library returns the code of a typer.Exit instead of raising it.
             code = app(standalone_mode=False) or 0
+            if code == 128 + signal.SIGINT:  # the library's own answer to Ctrl-C
+                raise KeyboardInterrupt
             sys.stdout.flush()
         finally:  # what is left to do is short, and a second Ctrl-C must not end it half-way
             signal.signal(signal.SIGINT, signal.SIG_IGN)

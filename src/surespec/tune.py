@@ -169,9 +169,7 @@ class _History:
 def _create(plan: TunePlan) -> Bundle:
     chosen = replace(plan.options, num_prompts=plan.num_prompts, output_len=plan.output_len)
     fixed = {"recipe_sha256": _recipe_hash(chosen)} if chosen.recipe else {}
-    bundle = Bundle.create(chosen.out, {"options": chosen.stored(), "machine": machine(), **fixed})
-    bundle.write_arms(plan.arms)
-    return bundle
+    return Bundle.create(chosen.out, {"options": chosen.stored(), "machine": machine(), **fixed})
 
 
 def _resumed_plan(options: TuneOptions) -> TunePlan:
@@ -197,6 +195,10 @@ def _launch_all(
     """Launch until nothing more is to be learnt (False) or the budget is spent (True)."""
     begun, longest = clock(), 0.0
     again: Arm | None = None
+    if history.view.launches:
+        _keep_arms(goal, history)  # anew: the file may have been cut off
+    else:
+        history.bundle.write_arms(plan.arms)
     while (arm := again or steps.next_arm(goal, history.view)) is not None:
         elapsed = clock() - begun
         if history.in_session and elapsed + longest > plan.options.budget_s:
@@ -210,12 +212,15 @@ def _launch_all(
             measure.doubtful = steps.doubtful(goal, history.view) if arm.is_baseline else {}
         launch = _launch(history, arm, measure, plan)
         longest = max(longest, clock() - started)
-        history.bundle.write_arms(
-            (BASELINE, *steps.known_arms(goal, history.view)), steps.arm_notes(goal, history.view)
-        )
+        _keep_arms(goal, history)
         progress.launch_ends(launch)
         again = arm if _mended(arm, launch, measure, progress) else None
     return False
+
+
+def _keep_arms(goal: Goal, history: _History) -> None:
+    arms = (BASELINE, *steps.known_arms(goal, history.view))
+    history.bundle.write_arms(arms, steps.arm_notes(goal, history.view))
 
 
 def _mended(arm: Arm, launch: Launch, measure: Measure, progress: TuneProgress) -> bool:

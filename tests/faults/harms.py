@@ -110,7 +110,7 @@ def read_only(rig: Rig, moment: Moment) -> Ended:
     finally:
         for path, mode in before.items():
             path.chmod(mode)
-    return rig.end(process)
+    return rig.end(process, tidy=False)
 
 
 def disk_full(rig: Rig, moment: Moment) -> Ended:

@@ -47,7 +47,7 @@ _SGLANG = {
 _GAUGES = ("sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:avg_spec_accept_length")
 _METRIC_PATHS = ("metrics", "prometheus/metrics")
 _INFO_PATHS = ("server_info", "get_server_info")
-_TIMEOUT = aiohttp.ClientTimeout(total=15)
+_TIMEOUT_S = 15.0
 _MAX_BYTES = 16 * 2**20
 
 _MEANS_ONLY = "SGLang publishes its acceptance as a running mean over the server's life; that of this run is unknown."
@@ -177,7 +177,7 @@ def _start(before: Snapshot, after: Snapshot) -> Snapshot:
 
 
 async def scrape(session: aiohttp.ClientSession, root: URL) -> Snapshot | None:
-    """Read the metrics pages of the server at ``root``; None when it has none or does not answer.
+    """Read the metrics pages of the server at ``root``; None when it has none or refuses. Raises TimeoutError.
 
     The page that counts by position is the one to use; a server has one page as a rule, TensorRT-LLM has two.
     """
@@ -203,7 +203,10 @@ async def scrape(session: aiohttp.ClientSession, root: URL) -> Snapshot | None:
 async def scrape_all(session: aiohttp.ClientSession, roots: Sequence[URL]) -> Snapshot | None:
     """The sum over several servers (Dynamo's workers); None as soon as one does not answer, since a sum of some would
     look like a server that was restarted."""
-    found = [await scrape(session, root) for root in roots]
+    try:
+        found = [await scrape(session, root) for root in roots]
+    except TimeoutError:  # it hangs, so its other pages need not be waited for
+        return None
     present = [snapshot for snapshot in found if snapshot is not None]
     return summed(present) if present and len(present) == len(found) else None
 
@@ -230,10 +233,13 @@ def summed(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 
 async def _get(session: aiohttp.ClientSession, url: URL) -> str | None:
-    """A page's text; None when there is none."""
+    """A page's text; None when there is none. Raises TimeoutError after 15 s, or as long as a request may take."""
+    timeout = aiohttp.ClientTimeout(total=min(_TIMEOUT_S, session.timeout.total or _TIMEOUT_S))
     try:
-        async with session.get(url, timeout=_TIMEOUT) as response:
+        async with session.get(url, timeout=timeout) as response:
             return await read_text(response, _MAX_BYTES) if response.status == 200 else None
+    except TimeoutError:
+        raise
     except (aiohttp.ClientError, OSError):
         return None
 
