@@ -2,7 +2,7 @@
 
     python benchmarks/fuzz.py --cases 100000 --seed 1
     python benchmarks/fuzz.py --surface gguf --cases 5000
-    python benchmarks/fuzz.py --surface gguf --replay fuzz-findings/gguf-1.txt
+    python benchmarks/fuzz.py --replay fuzz-findings/gguf-1.txt
 
 Prints cases, refusals, the slowest case and the peak memory of each surface. Ends with 1 when any case broke the promise
 (see ``tests/fuzz/fuzz_harness.py``); its input is then in the folder of ``--findings``, once for each place in the code.
@@ -76,7 +76,9 @@ def work(name: str, cases: int, seed: int, current: str, channel: Connection) ->
 
     def one(case: Any) -> None:
         nonlocal slowest, slow_case
+        sys.set_int_max_str_digits(0)  # for cases that hold longer numbers than the parsers may accept
         text = repr(case)
+        sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
         note.write_text(text, encoding="utf-8", errors="surrogatepass")
         channel.send(("case", None))
         begun = time.perf_counter()
@@ -189,13 +191,19 @@ def keep(folder: Path, name: str, where: str, detail: str, case: str) -> None:
     print(f"  FINDING {name}: {where}\n    {detail!r:.300}\n    {path}", flush=True)
 
 
-def replay(name: str, path: Path) -> int:
-    """One saved case, in this process, with the whole traceback."""
+def replay(path: Path) -> int:
+    """Saved cases (``SURFACE-NUMBER.txt``, one or a folder of them), in this process, with the whole traceback."""
     from fuzz_harness import run_case
 
-    case = ast.literal_eval(path.read_text(encoding="utf-8", errors="surrogatepass"))
-    with tempfile.TemporaryDirectory() as folder:
-        print(run_case(surfaces()[name], case, Path(folder) / "case"))
+    known = surfaces()
+    _limit_memory()
+    for file in sorted(path.glob("*.txt")) if path.is_dir() else [path]:
+        sys.set_int_max_str_digits(0)
+        case = ast.literal_eval(file.read_text(encoding="utf-8", errors="surrogatepass"))
+        sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
+        print(file.name, end=": ", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            print(run_case(known[file.stem.rpartition("-")[0]], case, Path(folder) / "case"), flush=True)
     return 0
 
 
@@ -206,7 +214,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--surface", action="append", default=[], help="only this one (may be given several times)")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--replay", type=Path, help="run one saved case again")
+    parser.add_argument("--replay", type=Path, help="run a saved case, or a folder of them, again")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--jobs", type=int, default=1, help="surfaces at a time")
     given = parser.parse_args()
@@ -216,7 +224,7 @@ def main() -> int:
         parser.error(f"no surface {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     chosen = {n: s for n, s in known.items() if not given.surface or n in given.surface}
     if given.replay:
-        return replay(given.surface[0], given.replay)
+        return replay(given.replay)
     shares = sum(s.share for s in chosen.values())
     budget = {n: max(1, round(given.cases * s.share / shares)) for n, s in chosen.items()}
     print(

@@ -22,7 +22,7 @@ from surespec import __version__
 from surespec.cli_help import doctor_command, schema_command
 from surespec.cli_plan import explain_command, plan_command, probe_command
 from surespec.cli_recipe import apply_command, undo_command
-from surespec.errors import SurespecError, UsageError
+from surespec.errors import SurespecError, UsageError, plain
 from surespec.json_text import dumps_json
 
 if TYPE_CHECKING:
@@ -391,6 +391,8 @@ def _report_other(exc: Exception) -> int:
     """Usage errors of the command-line library, and what nobody foresaw: one sentence each, never a traceback."""
     show = getattr(exc, "show", None)
     if callable(show) and hasattr(exc, "exit_code"):
+        if isinstance(said := getattr(exc, "message", None), str):
+            exc.message = plain(said)  # type: ignore[attr-defined]
         show()
         return int(exc.exit_code)
     if type(exc).__name__ == "Abort":

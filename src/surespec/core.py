@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFINITIONS: dict[str, str] = {
     "TTFT": "time from sending a request to its first token",
@@ -36,7 +36,12 @@ EXIT_CODES: dict[str, int] = {
 class Noun(BaseModel):
     """Base of all nouns: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _is_count(value: object) -> bool:
+    """What a counter can hold: a number too large for a float would fail where a rate is made of it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 class Acceptance(Noun):
@@ -61,6 +66,10 @@ class Acceptance(Noun):
         if isinstance(data, dict) and {"drafts", "drafted", "accepted"} <= data.keys():
             drafts, drafted, accepted = data["drafts"], data["drafted"], data["accepted"]
             counts = data.get("accepted_per_position") or ()
+            if not isinstance(counts, list | tuple) or not all(
+                _is_count(n) for n in (drafts, drafted, accepted, *counts)
+            ):
+                raise ValueError("its counts must be whole numbers from 0 on")
             data = {
                 **data,
                 "rate": accepted / drafted if drafted else 0.0,
@@ -190,7 +199,7 @@ class Arm(Noun):
 
     name: str
     method: str
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: int = Field(default=0, ge=0, le=1024)
     speculative_config: dict[str, Any] | None = None
 
     @property

@@ -35,7 +35,8 @@ def plain(text: str) -> str:
         text = f"{text[:half]} [...] {text[-half:]}"
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)[: 2 * MESSAGE_CHARS]
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped if len(escaped) <= MESSAGE_CHARS else f"{escaped[: MESSAGE_CHARS - 6]} [...]"
 
 
 class SurespecError(Exception):

@@ -226,7 +226,7 @@ def _prompt_means(runs: Sequence[Run]) -> dict[str, _PromptMean]:
     groups: dict[str, list[Trace]] = defaultdict(list)
     for run in runs:
         for trace in run.traces:
-            if trace.ok and trace.tpot_ms and trace.e2e_latency_ms and trace.output_tokens > 0:
+            if trace.ok and (trace.tpot_ms or 0) > 0 and (trace.e2e_latency_ms or 0) > 0 and trace.output_tokens > 0:
                 groups[_REPEAT.sub("", trace.prompt_id)].append(trace)
     return {
         prompt_id: _PromptMean(

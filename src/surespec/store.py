@@ -238,7 +238,7 @@ class Bundle:
             body = loads_json(file.read_text(encoding="utf-8"))
             body.pop("schema")
             return Judgement.model_validate(body)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BundleError(
                 f"{file} is damaged: {_short(error)}.", hint=f"Judge again: surespec tune --resume --out {self.path}"
             ) from error

@@ -21,3 +21,13 @@ def test_everything_that_is_read_gives_a_result_or_a_sentence(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 findings" in done.stdout
+
+
+def test_what_was_found_once_stays_mended():
+    """The inputs of earlier findings, by surface."""
+    found = Path(__file__).parent / "found"
+    done = subprocess.run([sys.executable, str(DRIVER), "--replay", str(found)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert len(outcomes) == len(list(found.glob("*.txt"))) > 20
+    assert set(outcomes.values()) <= {"read", "refused"}

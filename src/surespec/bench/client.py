@@ -23,7 +23,7 @@ from surespec.bench.stream import RequestRefused, StreamFailure, StreamState, er
 from surespec.bench.workload import Prompt
 from surespec.core import Trace
 from surespec.endpoint_url import KEY_VARIABLES, api_key, normalise_endpoint, shown
-from surespec.errors import EndpointError
+from surespec.errors import EndpointError, plain
 from surespec.json_text import loads_json
 
 Api = Literal["chat", "completions"]
@@ -282,7 +282,7 @@ class StreamClient:
         line = " ".join(text.split())
         if self._key:
             line = line.replace(self._key, "***")
-        return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 3] + "..."
+        return plain(line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 3] + "...")
 
 
 def _network_reason(err: Exception) -> str:

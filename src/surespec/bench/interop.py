@@ -18,6 +18,7 @@ from surespec.bench.foreign import Document, pooled, read_aiperf, read_guidellm,
 from surespec.core import BenchResult, Run
 from surespec.errors import InputFileError
 from surespec.input_files import MIB, read_input
+from surespec.json_text import refuse_halves
 
 Reader = Callable[[Document, str], BenchResult]
 SCHEMA = "surespec/bench/1"
@@ -133,6 +134,12 @@ def _read_documents(file: Path) -> list[Any]:
             ) from err
         except RecursionError as err:
             raise InputFileError(f"{file} is nested too deeply.") from err
+        except ValueError as err:
+            raise InputFileError(f"{file} is not JSON: a number in it has too many digits.") from err
+        try:
+            refuse_halves(text, document)
+        except UnicodeEncodeError as err:
+            raise InputFileError(f"{file} holds half of a surrogate pair, which is no text.") from err
         documents.append(document)
         while position < len(text) and text[position].isspace():
             position += 1

@@ -49,6 +49,7 @@ _METRIC_PATHS = ("metrics", "prometheus/metrics")
 _INFO_PATHS = ("server_info", "get_server_info")
 _TIMEOUT_S = 15.0
 _MAX_BYTES = 16 * 2**20
+_MOST = 2.0**62  # tokens; what is larger is no count
 
 _MEANS_ONLY = "SGLang publishes its acceptance as a running mean over the server's life; that of this run is unknown."
 _WORKED_OUT = (
@@ -94,12 +95,12 @@ def parse_metrics(page: str) -> Snapshot:
     for name, labels, value in _samples(page):
         gauges = gauges or (name in _GAUGES and value > 0)  # 0: nothing is drafted
         key = _field_of(name)
-        if key is None or not math.isfinite(value):
+        if key is None or not abs(value) < _MOST:
             continue
         if key in ("position", "drafted at"):
             label = labels.get("position") or labels.get("token_position", "")
             table = positions if key == "position" else drafted_at
-            if label.isdecimal() and len(label) <= 4:
+            if label.isascii() and label.isdecimal() and len(label) <= 4:
                 table[int(label)] = table.get(int(label), 0.0) + value
         elif key == "width":
             sums[key] = max(sums.get(key, 0.0), value)

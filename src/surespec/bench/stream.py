@@ -107,7 +107,7 @@ def parse_acceptance(record: Mapping[str, Any]) -> Acceptance | None:
             return None
         drafted = int(record["num_draft_tokens"])
         width = max(int(record.get("num_spec_tokens") or 0), max(counts, default=0))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     accepted = sum(j * count for j, count in counts.items())
     if any(j < 0 or count < 0 for j, count in counts.items()) or accepted > drafted or width > 1024:

@@ -171,18 +171,7 @@ def _parse_lines(lines: Iterable[str], where: str, *, default_category: str) -> 
             raise InputFileError(f"{at} is not JSON: {err.msg} at column {err.colno}.") from err
         except ValueError as err:
             raise InputFileError(f"{at} cannot be read: {err}.") from err
-        if not _is_text(item):
-            raise InputFileError(f"{at} holds half of a surrogate pair, which is no text.", hint="Take it out.")
         yield _parse_item(item, at, number, default_category)
-
-
-def _is_text(item: object) -> bool:
-    """Whether all its strings can be sent."""
-    try:
-        json.dumps(item, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _parse_item(item: object, at: str, number: int, default_category: str) -> Prompt:

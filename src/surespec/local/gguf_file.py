@@ -133,6 +133,8 @@ class GgufFile:
         except ValueError as error:
             raise ModelError(f"{self.path}: tensor '{name}' has the unknown type {kind}.", hint=HINT) from error
         block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
+        if 0 in shape:
+            raise ModelError(f"{self.path}: tensor '{name}' of shape {shape} is empty.", hint=HINT)
         if shape[-1] % block:
             raise ModelError(
                 f"{self.path}: rows of tensor '{name}' have {shape[-1]} values, "

@@ -286,7 +286,7 @@ class Limits:
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object in a request body. Raises RequestError."""
     try:
-        document = loads_json(body, parse_constant=_no_constant)
+        document = loads_json(body, keep_halves=True, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The request body is not JSON: {error}.") from None
     if not isinstance(document, dict):

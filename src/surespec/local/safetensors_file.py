@@ -65,6 +65,8 @@ class SafetensorsFile:
         """(dtype, shape, begin, end) of one header entry, checked against the file."""
         try:
             dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+            if not isinstance(dtype, str):
+                raise TypeError("its type is no text")
             whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path}: tensor '{name}' has no dtype, shape or offsets.", hint=HINT) from error

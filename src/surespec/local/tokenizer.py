@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import base64
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from surespec.errors import ModelError
+from surespec.json_text import loads_json
 from surespec.local.chat import ChatTemplate
 from surespec.local.weights import GgufVocab, ModelFiles
 
@@ -25,6 +27,7 @@ PRE_TOKENIZERS = ("smollm", "qwen2", "llama-bpe", "llama3", "gpt-2", "default")
 REPLACEMENT = "�"
 PENDING = 3  # a UTF-8 character has at most 4 bytes, so at most 3 can wait for the rest
 WINDOW = 32
+MAX_GROWTH = 1000.0  # characters that replacements may make of one; real tokenizers: a few
 
 
 def _whole(work: Callable[[], Any]) -> Any:
@@ -124,6 +127,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The tokenizer of a model. ModelError when there is none, it is broken, or it does not fit the vocabulary."""
     if files.tokenizer_path is not None:
         try:
+            _check_steps(files.tokenizer_path)
             backend = _whole(lambda: tokenizers.Tokenizer.from_file(str(files.tokenizer_path)))
         except (ModelError, OSError, ValueError) as error:
             raise ModelError(
@@ -145,6 +149,34 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
             hint="The tokenizer belongs to another model; fetch the model again.",
         )
     return Tokenizer(backend, files)
+
+
+def _check_steps(path: Path) -> None:
+    """Raise ValueError for steps that the library would run out of memory with, which ends the process: a table
+    (SentencePiece's) that says it is longer than it is, and replacements that multiply a text one after the other."""
+    document = loads_json(path.read_bytes())
+    for name in ("normalizer", "decoder"):
+        growth = 1.0
+        for step in _steps(document.get(name) if isinstance(document, dict) else None):
+            if step.get("type") == "Precompiled":
+                table = base64.b64decode(str(step.get("precompiled_charsmap", "")))
+                if len(table) < 4 or int.from_bytes(table[:4], "little") > len(table) - 4:
+                    raise ValueError(f"a table of its {name} is cut off")
+            elif step.get("type") == "Replace":
+                pattern = step.get("pattern")
+                found = str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
+                growth *= max(1.0, len(str(step.get("content", ""))) / max(1, len(found)))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its {name} makes {growth:.3g} characters of one")
+
+
+def _steps(section: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or decoder, those of sequences one by one."""
+    if isinstance(section, dict):
+        inner = [section[key] for key in ("normalizers", "decoders") if isinstance(section.get(key), list)]
+        for one in (step for steps in inner for step in steps):
+            yield from _steps(one)
+        yield section
 
 
 def _from_gguf(vocab: GgufVocab, files: ModelFiles) -> tokenizers.Tokenizer:

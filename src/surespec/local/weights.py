@@ -244,7 +244,7 @@ def config_from_json(raw: Mapping[str, Any], path: Path, generation: Mapping[str
     fields = Fields(raw, path)
     listed = raw.get("architectures")
     architecture = listed[0] if isinstance(listed, list) and listed else "none named"
-    if architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise ModelError(
             f"{path}: architecture '{architecture}' is not supported; the embedded engine reads {SUPPORTED}.",
             hint="Serve this model with vLLM or llama.cpp and point surespec at it with --endpoint.",

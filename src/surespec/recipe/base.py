@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from surespec.errors import plain
 from surespec.recipe.flags import Parsed
 from surespec.recipe.locate import Server
 from surespec.recipe.text import Source
@@ -24,6 +25,11 @@ class Diagnosis:
     line: int
     sentence: str
     fix: str
+
+    def __post_init__(self) -> None:
+        """Both texts quote the recipe, so they are made ``plain``."""
+        object.__setattr__(self, "sentence", plain(self.sentence))
+        object.__setattr__(self, "fix", plain(self.fix))
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.sentence} {self.fix}"

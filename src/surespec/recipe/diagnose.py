@@ -94,7 +94,10 @@ def _from_python(text: str) -> str:
         value = ast.literal_eval(text.strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
-    return json.dumps(value) if isinstance(value, dict) else text
+    try:
+        return json.dumps(value) if isinstance(value, dict) else text
+    except (TypeError, ValueError):  # bytes, sets: Python, and no JSON
+        return text
 
 
 def _requote(text: str) -> str:

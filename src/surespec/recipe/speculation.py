@@ -126,7 +126,7 @@ def options_file(path: Path) -> dict[str, Any] | None:
     """The speculation in TensorRT-LLM's YAML file of options; None when there is no such file or nothing in it."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, YAMLError):
+    except (OSError, ValueError, RecursionError, YAMLError):
         return None
     given = content.get("speculative_config") if isinstance(content, dict) else None
     if not isinstance(given, dict) or "decoding_type" not in given:
