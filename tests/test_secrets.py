@@ -128,7 +128,7 @@ def test_nothing_of_a_tune_holds_a_token(environment, model, tmp_path, form):
     out = tmp_path / "run"
     said, seen = run(
         "tune", "--recipe", recipe, "--concurrency", "1", "--prompts", "copy", "--num-prompts", "2",
-        "--output-len", "8", "--out", out, "--budget", "2s", env=environment, code=(0, 10, 11, 12),
+        "--output-len", "16", "--out", out, "--budget", "5s", env=environment, code=(0, 10, 11, 12),
     )  # fmt: skip
     logs = list(out.rglob("*.log"))
     assert logs and any("checking" in path.read_text() for path in logs), "the server did not say what it knows"

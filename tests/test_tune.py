@@ -12,6 +12,7 @@ from surespec.errors import BundleError, ConfigError, Interrupted, UsageError
 from surespec.store import Bundle
 from surespec.tune import TuneProgress, tune
 from surespec.tune_plan import TuneOptions, plan_tune
+from surespec.tune_steps import why_failed
 
 STEP_MS, TTFT_MS, LENGTH, PROMPTS = 20.0, 100.0, 65, 18
 CATEGORIES = ("chat", "code", "copy")
@@ -233,6 +234,12 @@ def test_a_baseline_that_fails_ends_it_at_once(run):
     assert judged.verdict == "failed"
     assert "baseline" in judged.why
     assert deployment.launched == ["baseline"]
+
+
+def test_a_launch_that_told_no_time_per_token_says_so():
+    nothing = Launch(index=0, arm="baseline", status="ok", started_at="2026-01-01T00:00:00+00:00")
+    assert "--output-len" in why_failed(nothing)
+    assert why_failed(nothing.model_copy(update={"failure": "It broke."})) == "It broke."
 
 
 def test_an_arm_that_only_sometimes_starts_does_not_go_on_for_ever(run):

@@ -145,7 +145,7 @@ def test_a_whole_tune_of_a_recipe(programs, model, tmp_path, monkeypatch):
         prompts="copy",
         num_prompts=2,
         output_len=8,
-        budget_s=3,
+        budget_s=8,
     )
     judgement = tune(options)
     assert all(launch.status == "ok" for launch in judgement.launches), [x.failure for x in judgement.launches]

@@ -303,14 +303,14 @@ def _nothing_to_judge(goal: Goal, view: History, baseline_command: str) -> Judge
     """No baseline, or no candidate that ran: failed with the reasons; or no time for any: inconclusive."""
     failures = view.failed(BASELINE.name)
     if failures or not view.ok(BASELINE.name):
-        reason = failures[-1].failure.rstrip(".") if failures else "it was not launched"
+        reason = steps.why_failed(failures[-1]).rstrip(".") if failures else "it was not launched"
         why = (
             f"The baseline, the model without speculation, could not be measured: {reason}. "
             "Nothing can be compared without it, so make it work first."
         )
         return Judgement(verdict="failed", policy=goal.policy.name, why=why, command=baseline_command)
     reasons = [
-        f"{probe.name} ({failed[-1].failure.rstrip('.')})"
+        f"{probe.name} ({steps.why_failed(failed[-1]).rstrip('.')})"
         for probe in goal.probes
         if (failed := view.failed(probe.name))
     ]
@@ -347,7 +347,7 @@ def _with_rest(failed: Launch) -> str:
     """Why a launch failed, what was tried before it, and what remains to try."""
     tried = f" Tried: {', '.join(failed.tried)}." if failed.tried else ""
     remains = f" What remains: {'; '.join(failed.remains)}." if failed.remains else ""
-    return f"{failed.failure}{tried}{remains}"
+    return f"{steps.why_failed(failed)}{tried}{remains}"
 
 
 def machine() -> dict[str, Any]:

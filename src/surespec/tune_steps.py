@@ -261,7 +261,7 @@ def arm_notes(goal: Goal, history: History) -> dict[str, str]:
             said.append(f"measured {score(goal, history, arm)[1]:.2f} times")
             said += _break_even(history, arm)
         elif failures:
-            said.append(f"failed: {failures[-1].failure}")
+            said.append(f"failed: {why_failed(failures[-1])}")
         else:
             said.append("not measured")
         notes[arm.name] = ", ".join(said)
@@ -297,6 +297,11 @@ def _ratio(policy: Policy, base: Sequence[Run], cand: Sequence[Run], width: int)
 
 def _mean_log(values: Sequence[float]) -> float:
     return math.fsum(math.log(value) for value in values) / len(values)
+
+
+def why_failed(launch: Launch) -> str:
+    """Why a launch cannot be compared, one sentence."""
+    return launch.failure or "Its answers came in one piece each, without a time per token; try a longer --output-len."
 
 
 def _run(launch: Launch, width: int) -> Run | None:
