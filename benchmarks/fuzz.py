@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def _limit_memory() -> None:
 
 
 def work(name: str, cases: int, seed: int, current: str, channel: Connection) -> None:
+    """``_work``; what fails outside of a case is told too."""
+    try:
+        _work(name, cases, seed, current, channel)
+    except Exception as error:
+        where = "".join(traceback.format_tb(error.__traceback__)[-1:])
+        channel.send(("finding", ("the driver itself", f"{type(error).__name__}: {error!s:.100} {where}", "")))
+        raise
+
+
+def _work(name: str, cases: int, seed: int, current: str, channel: Connection) -> None:
     """Run a surface's cases; report findings as they come, and figures at the end. Runs in a process of its own."""
     from fuzz_harness import Finding, run_case
     from hypothesis import HealthCheck, Phase, given, settings

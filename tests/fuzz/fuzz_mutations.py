@@ -98,6 +98,10 @@ def _parent(tree: Any, path: Sequence[Any]) -> Any:
     return tree
 
 
+def _key(value: Any) -> str:
+    return "long" if isinstance(value, int) and abs(value) > 10**4000 else str(value)[:50]
+
+
 def mutate_tree(tree: Any, kind: str, path: tuple[Any, ...], value: Any) -> Any:
     """The tree with one change at ``path`` (which may no longer be there: then unchanged)."""
     if not path:
@@ -109,9 +113,9 @@ def mutate_tree(tree: Any, kind: str, path: tuple[Any, ...], value: Any) -> Any:
         elif kind == "delete":
             del parent[key]
         elif kind == "rename" and isinstance(parent, dict):
-            parent[str(value)[:50]] = parent.pop(key)
+            parent[_key(value)] = parent.pop(key)
         elif kind == "add" and isinstance(parent, dict):
-            parent[str(value)[:50]] = value
+            parent[_key(value)] = value
         elif kind == "duplicate" and isinstance(parent, list):
             parent.extend([copy.deepcopy(parent[key])] * 3)
         elif kind == "wrap":

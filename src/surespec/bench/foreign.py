@@ -13,10 +13,13 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from pydantic import ValidationError
+
 from surespec.core import Acceptance, BenchResult, Run, Trace, Workload
 from surespec.errors import InputFileError
 
 Document = Mapping[str, Any]
+MAX_K = 1024
 _TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "ns": 1e-6, "milliseconds": 1.0}
 
 
@@ -188,12 +191,7 @@ def _vllm_acceptance(document: Document, where: str) -> Acceptance | None:
         return None
     rates = document.get("spec_decode_per_position_acceptance_rates")
     rates = rates if isinstance(rates, list) and all(isinstance(rate, int | float) for rate in rates) else []
-    return Acceptance(
-        drafts=int(drafts),
-        drafted=int(drafted),
-        accepted=int(accepted),
-        accepted_per_position=tuple(round(rate * drafts) for rate in rates),
-    )
+    return _acceptance(int(drafts), int(drafted), int(accepted), [round(rate * drafts) for rate in rates])
 
 
 def read_aiperf(document: Document, where: str) -> BenchResult:
@@ -264,17 +262,22 @@ def _aiperf_acceptance(document: Document, where: str) -> Acceptance | None:
         return None
     try:
         counts = {int(key): int(value) for key, value in histogram.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     width = max(counts, default=0)
-    return Acceptance(
-        drafts=sum(counts.values()),
-        drafted=int(drafted),
-        accepted=sum(key * value for key, value in counts.items()),
-        accepted_per_position=tuple(
-            sum(value for key, value in counts.items() if key >= position) for position in range(1, width + 1)
-        ),
-    )
+    if width > MAX_K:
+        return None
+    reached = [sum(value for key, value in counts.items() if key >= position) for position in range(1, width + 1)]
+    accepted = sum(key * value for key, value in counts.items())
+    return _acceptance(sum(counts.values()), int(drafted), accepted, reached)
+
+
+def _acceptance(drafts: int, drafted: int, accepted: int, per_position: Sequence[int]) -> Acceptance | None:
+    """None for counts that are none (negative, or beyond what a counter holds)."""
+    try:
+        return Acceptance(drafts=drafts, drafted=drafted, accepted=accepted, accepted_per_position=tuple(per_position))
+    except ValidationError:
+        return None
 
 
 def read_guidellm(document: Document, where: str) -> BenchResult:

@@ -112,6 +112,8 @@ def parse_acceptance(record: Mapping[str, Any]) -> Acceptance | None:
     accepted = sum(j * count for j, count in counts.items())
     if any(j < 0 or count < 0 for j, count in counts.items()) or accepted > drafted or width > 1024:
         return None
+    if max(drafted, sum(counts.values())) >= 2**62:
+        return None
     reached = tuple(sum(count for j, count in counts.items() if j >= i) for i in range(1, width + 1))
     return Acceptance(drafts=sum(counts.values()), drafted=drafted, accepted=accepted, accepted_per_position=reached)
 

@@ -18,6 +18,7 @@ from surespec.errors import ModelError
 from surespec.json_text import loads_json
 from surespec.local.types import FloatArray
 
+MAX_DIMS = 16
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 DTYPES: dict[str, str] = {
     "F64": "<f8",
@@ -70,7 +71,7 @@ class SafetensorsFile:
             whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path}: tensor '{name}' has no dtype, shape or offsets.", hint=HINT) from error
-        if not whole or begin > end:
+        if not whole or begin > end or len(shape) > MAX_DIMS:
             raise ModelError(f"{self.path}: tensor '{name}' has an impossible shape or offset.", hint=HINT)
         if end > len(self._data):
             raise ModelError(
