@@ -155,7 +155,10 @@ def difference(before: Snapshot | None, after: Snapshot | None) -> tuple[Accepta
     drafts = None if after.drafts is None else after.drafts - (start.drafts or 0.0)
     if after.remark:  # worked out, so a rounding may show as a token too few or too many
         accepted = min(max(accepted, 0.0), max(drafted, 0.0))
-    if min([drafted, accepted, drafts or 0.0, *per_position]) < 0:
+    counts = [drafted, accepted, drafts or 0.0, *per_position]
+    if not max(counts) < _MOST:
+        return None, ("The server's counters are no counts of tokens, so its acceptance is unknown.",)
+    if min(counts) < 0:
         return None, ("The server's counters went backwards: it was restarted during the run; acceptance is unknown.",)
     if drafted == 0:
         return None, ()

@@ -78,7 +78,8 @@ def _container(program: str, entry: Mapping[str, Any]) -> Container | None:
     """The container of an ``inspect`` document, None when it serves no model. Absent fields count as empty."""
     config, host = _table(entry, "Config"), _table(entry, "HostConfig")
     identity = str(entry.get("Id", ""))
-    argv = [str(word) for word in (entry.get("Path"), *(entry.get("Args") or ())) if word]
+    arguments = entry.get("Args")
+    argv = [str(word) for word in (entry.get("Path"), *(arguments if isinstance(arguments, list) else ())) if word]
     image = str(config.get("Image") or entry.get("ImageName") or "")
     line = server_line_in_shell(argv)
     engine, built_in = image_engine(image)
