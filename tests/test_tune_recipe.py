@@ -343,3 +343,29 @@ def test_the_kept_original_goes_with_undo_and_a_changed_recipe_is_said(programs,
     recipe.write_bytes(before.replace(b"2048", b"1024"))
     done = subprocess.run(apply_it, capture_output=True, text=True)
     assert done.returncode == 0 and "was changed since it was measured" in done.stderr
+
+
+def test_plan_says_when_the_recipe_cannot_be_started_here(tmp_path):
+    recipe = written(tmp_path, "vllm serve meta-llama/Llama-3.1-8B-Instruct\n")
+    argv = [sys.executable, "-m", "surespec", "plan", "--recipe", str(recipe), "--offline"]
+    here = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PATH": "/nowhere"})
+    assert "starts vllm, which is not here" in here.stdout
+    there = subprocess.run([*argv, "--device", "thor-t5000"], capture_output=True, text=True)
+    assert "not here" not in there.stdout
+
+
+def test_a_file_is_no_folder_for_a_run(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="is a file"):
+        plan_tune(TuneOptions(out=tmp_path / "file"))
+
+
+def test_undo_takes_the_recipe_as_apply_does(tmp_path):
+    recipe = written(tmp_path, "vllm serve M/N\n")
+    write(plan_apply(recipe, {"method": "ngram", "num_speculative_tokens": 3}))
+    run = [sys.executable, "-m", "surespec", "undo"]
+    assert subprocess.run([*run, "--recipe", str(recipe)], capture_output=True).returncode == 0
+    assert recipe.read_text() == "vllm serve M/N\n"
+    for words in ([], [str(recipe), "--recipe", str(recipe)]):
+        done = subprocess.run([*run, *words], capture_output=True, text=True)
+        assert done.returncode == 2 and "name one thing" in done.stderr

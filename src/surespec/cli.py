@@ -392,7 +392,7 @@ def _report_other(exc: Exception) -> int:
     show = getattr(exc, "show", None)
     if callable(show) and hasattr(exc, "exit_code"):
         if isinstance(said := getattr(exc, "message", None), str):
-            exc.message = plain(said)  # type: ignore[attr-defined]
+            exc.message = "\n".join(map(plain, said.split("\n")))  # type: ignore[attr-defined]
         show()
         return int(exc.exit_code)
     if type(exc).__name__ == "Abort":

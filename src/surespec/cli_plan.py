@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from surespec.errors import UsageError
+from surespec.errors import SurespecError, UsageError
 from surespec.json_text import dumps_json
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ def plan_command(
             print(f"recipe {read.path.name}: {_recipe_line(read)}")
             for diagnosis in read.diagnoses:
                 print(f"- {diagnosis}")
+            if not (device or root) and (missing := _missing_here(read)):
+                print(f"- {missing}: it cannot be started on this machine; for another one give --device.")
         _print_plan(result)
         if read is not None:
             print("These commands serve the model afresh; surespec apply changes the recipe itself and keeps the rest.")
@@ -199,6 +201,16 @@ def _print_probe(found: Probe) -> None:
         console.print(f"endpoint   {escape(_endpoint_line(found.endpoint))}")
     for note in found.notes:
         console.print(f"- {escape(note)}")
+
+
+def _missing_here(read: Recipe) -> str:
+    """What the recipe's command needs and this machine has not; empty where that cannot be told."""
+    from surespec.engines.from_recipe import recipe_engine
+
+    try:
+        return recipe_engine(read).missing()
+    except SurespecError:
+        return ""
 
 
 def _recipe_line(read: Recipe) -> str:

@@ -85,7 +85,10 @@ def apply_command(
 
 
 def undo_command(
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a surespec tune, or the recipe.")],
+    place: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="The folder of a surespec tune, or the recipe.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="The recipe, as for apply.")] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Also where the kept file differs by more than apply's change.")
     ] = False,
@@ -95,6 +98,9 @@ def undo_command(
     from surespec.apply import undo
     from surespec.engines.log_tail import redact
 
+    if (place is None) == (recipe is None):
+        raise UsageError("undo: name one thing to undo.", hint="The folder of a tune, or --recipe FILE.")
+
     def ask(recipe: Path, now: bytes, original: bytes) -> bool:
         if yes or as_json or not sys.stdin.isatty():
             return yes
@@ -103,7 +109,7 @@ def undo_command(
             sys.stderr.write(redact(line))
         return typer.confirm(f"This changes more than the speculation. Write {recipe}?", default=False, err=True)
 
-    path, changed = undo(place, ask=ask)
+    path, changed = undo(place or recipe or Path(), ask=ask)
     if as_json:
         sys.stdout.write(dumps_json({"schema": "surespec/undo/1", "recipe": str(path), "changed": changed}))
         sys.stdout.write("\n")

@@ -264,7 +264,7 @@ def _conclude(goal: Goal, history: _History, plan: TunePlan, engine: Engine, out
     baseline_command = shell_text(engine.command(BASELINE))
     best = steps.finalist(goal, view) if view.ok(BASELINE.name) else None
     if best is None:
-        judgement = _nothing_to_judge(goal, view, baseline_command)
+        judgement = _nothing_to_judge(goal, view, baseline_command, plan.options)
     else:
         judgement = steps.verdict(
             goal, view, best, command=shell_text(engine.command(best)), baseline_command=baseline_command
@@ -299,7 +299,7 @@ def _why_it_stopped(goal: Goal, view: History, best: Arm, judgement: Judgement, 
     return f"Stopped after {each}: an arm failed to start again."
 
 
-def _nothing_to_judge(goal: Goal, view: History, baseline_command: str) -> Judgement:
+def _nothing_to_judge(goal: Goal, view: History, baseline_command: str, options: TuneOptions) -> Judgement:
     """No baseline, or no candidate that ran: failed with the reasons; or no time for any: inconclusive."""
     failures = view.failed(BASELINE.name)
     if failures or not view.ok(BASELINE.name):
@@ -320,9 +320,10 @@ def _nothing_to_judge(goal: Goal, view: History, baseline_command: str) -> Judge
             "The deployment without speculation works; go on using it."
         )
         return Judgement(verdict="failed", policy=goal.policy.name, why=why, command=baseline_command)
+    longer = max(20, round(options.budget_s / 30))
     why = (
         "Only the baseline was measured before the budget was spent, so there is nothing to compare it with. "
-        "Go on with --resume and a larger --budget."
+        f"Go on with: surespec tune --resume --out {shell_text([str(options.out)])} --budget {longer}m."
     )
     return Judgement(verdict="inconclusive", policy=goal.policy.name, why=why, command=baseline_command)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from surespec.bench.workload import load_workload
 from surespec.core import BASELINE, Arm
+from surespec.dialects.vllm import NGRAM_LOOKUP
 from surespec.engines import ENGINES, Engine, EngineSettings, make_engine, takers
 from surespec.engines.base import shell_text
 from surespec.engines.from_recipe import RecipeEngine, own_arm, recipe_engine
@@ -121,6 +122,8 @@ class TuneOptions:
                 f"--concurrency {','.join(map(str, self.concurrency))}: 1 is missing, and every verdict is made there.",
                 hint="Use --concurrency 1,8, or 1 alone for a single user.",
             )
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out} is a file.", hint="Name a new folder.")
         if self.budget_s <= 0:
             raise UsageError(f"--budget must be above 0 seconds, not {self.budget_s:g}.", hint="Example: --budget 20m")
         if self.max_launches < MIN_LAUNCHES:
@@ -334,7 +337,7 @@ def make_arm(method: str, k: int, model: str | None = None) -> Arm:
     if model is not None:
         config = {"method": method, "model": model, "num_speculative_tokens": k}
     if method == "ngram":
-        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        config |= NGRAM_LOOKUP
     return Arm(name=f"{method}-k{k}", method=method, num_speculative_tokens=k, speculative_config=config)
 
 

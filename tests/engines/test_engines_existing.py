@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+import toy
 from surespec import tune as tune_module
 from surespec.core import Launch
 from surespec.engines import existing as existing_module
@@ -477,3 +478,18 @@ def test_a_container_program_that_does_not_answer_is_no_obstacle(tmp_path, monke
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert running_containers() == []
+
+
+def test_a_server_on_any_free_port_is_told_by_the_one_it_took(tmp_path):
+    assert server_line(["vllm", "serve", "m", "--port", "0"]).port is None
+    assert server_line(["vllm", "serve", "m"]).port == 8000
+    model = toy.make_llama(tmp_path / "toy")
+    argv = [sys.executable, "-m", "surespec", "serve", "--model", str(model), "--port", "0"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = next(line for line in process.stderr if "http://" in line)
+            found = next(one for one in find_existing() if one.pid == process.pid)
+            assert f":{found.port}" in line and found.port not in (0, 8000)
+            assert "any free port" in found.obstacle
+        finally:
+            process.kill()

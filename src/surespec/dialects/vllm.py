@@ -11,6 +11,9 @@ from surespec.dialects.versions import at_least, at_most, release
 from surespec.plan_nouns import Drafter
 from surespec.rules import load_topic
 
+NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+"""What an n-gram arm looks for, in tokens, unless a recipe says otherwise."""
+
 
 @dataclass(frozen=True)
 class Gated:
@@ -92,7 +95,7 @@ def speculative_config(drafter: Drafter, k: int, *, schedule: list[list[int]] | 
     """The arm in vLLM's words, before gating."""
     config: dict[str, Any] = {"method": drafter.method}
     if drafter.method == "ngram":
-        return {**config, "num_speculative_tokens": k, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+        return {**config, "num_speculative_tokens": k, **NGRAM_LOOKUP}
     if drafter.id:
         config["model"] = drafter.id
     config["num_speculative_tokens"] = k

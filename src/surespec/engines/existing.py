@@ -123,7 +123,22 @@ def _processes() -> list[Existing]:
 
 def _of_process(pid: int, parents: Mapping[int, int], argv: Sequence[str], line: ServerLine) -> Existing:
     obstacle, way_out = _obstacle(pid, parents.get(pid, 0), line)
-    return Existing(line.engine, line.name, tuple(argv), line.port, line.host, pid, None, obstacle, way_out)
+    port = line.port or next(iter(_ports(pid)), None)
+    if line.startable and line.port is None and not obstacle:
+        obstacle, way_out = (
+            "was started on any free port, so it would come back on another one.",
+            f"End it yourself: kill {pid}",
+        )
+    return Existing(line.engine, line.name, tuple(argv), port, line.host, pid, None, obstacle, way_out)
+
+
+def _ports(pid: int) -> list[int]:
+    """The TCP ports a process listens on, as far as it tells."""
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+    return sorted(c.laddr.port for c in found if c.status == psutil.CONN_LISTEN and c.laddr)
 
 
 def _obstacle(pid: int, parent: int, line: ServerLine) -> tuple[str, str]:

@@ -41,7 +41,9 @@ def server_line(argv: Sequence[str]) -> ServerLine | None:
         if wanted is not None and words and words[0] == wanted and server.get("first") in (None, *words[1:2]):
             flags = load_topic("servers")
             port, host = _number(flag_value(argv, flags["ports"])), flag_value(argv, flags["hosts"])
-            return ServerLine(server["engine"], server["name"], port or server.get("port"), host, startable=True)
+            if port is None:
+                port = server.get("port")
+            return ServerLine(server["engine"], server["name"], port or None, host, startable=True)  # 0: one of its own
     return None
 
 
