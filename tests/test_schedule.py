@@ -19,7 +19,6 @@ from surespec.schedule import (
     as_trtllm,
     as_vllm,
     best_k,
-    falling,
     most_k,
     table,
 )
@@ -66,12 +65,14 @@ def test_the_order_of_points_does_not_matter(given_points):
     assert table(given_points) == table(given_points[::-1])
 
 
-@given(points)
-def test_falling_tables_fall_and_cover_as_much(given_points):
-    rows = falling(table(given_points))
-    ks = [row.k for row in rows]
-    assert ks == sorted(ks, reverse=True) and len(set(ks)) == len(ks)
-    assert (rows[0].low, rows[-1].high) == (1, LARGEST_BATCH)
+@given(points, st.floats(0, 0.2))
+def test_k_never_rises_with_the_batch_size(given_points, idle):
+    ks = [row.k for row in table(given_points, idle_cost=idle)]
+    assert ks == sorted(ks, reverse=True)
+
+
+def test_a_gain_at_a_larger_size_only_is_noise():
+    assert [row.k for row in table((Point(1, {2: 1.3}), Point(8, {2: 0.9}), Point(16, {2: 1.2})))] == [2, 0]
 
 
 def test_known_table():

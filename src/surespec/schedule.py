@@ -5,7 +5,8 @@ every batch size the predicted speed of each k is interpolated between the measu
 size), and the fastest wins; a tie of 1 % goes to the smaller k. k = 0 takes part with what it costs: an engine that
 could draft is slower than one that cannot, even while it drafts nothing (``rules/schedules.toml``). Only a k whose
 predicted speed is ahead of k = 0 by more than the noise of the launches behind it (``CERTAIN``) is drafted: a table is
-there never to be slower than no speculation. Above the largest measured concurrency nothing is drafted.
+there never to be slower than no speculation. k never rises with the batch size: verifying costs more the more requests
+share a pass, so a larger k at a larger size is noise. Above the largest measured concurrency nothing is drafted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def table(points: Sequence[Point], *, idle_cost: float = 0.0) -> tuple[Row, ...]
         raise ValueError("every concurrency must know the same k")
     rows: list[Row] = []
     for batch in range(1, points[-1].concurrency + 1):
-        _extend(rows, batch, *best_k(points, batch, idle_cost))
+        _extend(rows, batch, *best_k(points, batch, idle_cost, rows[-1].k if rows else None))
     if rows[-1].k == 0:
         last = rows.pop()
         rows.append(Row(last.low, LARGEST_BATCH, 0, last.ratio))
@@ -71,27 +72,15 @@ def table(points: Sequence[Point], *, idle_cost: float = 0.0) -> tuple[Row, ...]
     return tuple(rows)
 
 
-def best_k(points: Sequence[Point], batch: int, idle_cost: float = 0.0) -> tuple[int, float]:
-    """The k to draft at a batch size and the ratio it is predicted to give."""
-    ratios = {k: _between(points, batch, k) for k in points[0].ratios}
+def best_k(points: Sequence[Point], batch: int, idle_cost: float = 0.0, most: int | None = None) -> tuple[int, float]:
+    """The k (up to ``most``) to draft at a batch size and the ratio it is predicted to give."""
+    ratios = {k: _between(points, batch, k) for k in points[0].ratios if most is None or k <= most}
     ratios[0] = 1 - idle_cost
     best = max(ratios.values())
     if best < ratios[0] * (1 + CERTAIN):
         return 0, ratios[0]
     k = min(k for k, ratio in ratios.items() if ratio >= best / (1 + TIE))
     return k, ratios[k]
-
-
-def falling(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The same with k that never rises with the batch size, for engines whose tables must fall."""
-    out: list[Row] = []
-    for row in rows:
-        k = min(row.k, out[-1].k) if out else row.k
-        if out and out[-1].k == k:
-            out[-1] = Row(out[-1].low, row.high, k, min(out[-1].ratio, row.ratio))
-        else:
-            out.append(Row(row.low, row.high, k, row.ratio))
-    return tuple(out)
 
 
 def most_k(rows: Sequence[Row]) -> int:
@@ -109,7 +98,7 @@ def as_trtllm(rows: Sequence[Row]) -> dict[int, int]:
 
     Its first value is the ``max_draft_len`` to set beside it. Raises UsageError where no batch size drafts.
     """
-    found = {row.high: row.k for row in falling(rows) if row.k > 0}
+    found = {row.high: row.k for row in rows if row.k > 0}
     if not found:
         raise UsageError("No batch size gains from drafting, so there is no table to write.", hint="Leave it off.")
     return found

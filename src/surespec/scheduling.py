@@ -11,7 +11,7 @@ from surespec.core import BASELINE, Arm, Launch, Run
 from surespec.errors import BundleError, UsageError
 from surespec.predict import candidate_ks
 from surespec.rules import load_topic
-from surespec.schedule import Point, Row, as_sglang, as_trtllm, as_vllm, falling, most_k, point, table
+from surespec.schedule import Point, Row, as_sglang, as_trtllm, as_vllm, most_k, point, table
 from surespec.stats import usable
 from surespec.store import Bundle
 from surespec.tune_plan import ALONE
@@ -43,7 +43,7 @@ class Schedule:
             config = {**(self.arm.speculative_config or {}), "num_speculative_tokens": k}
             return {**config, "num_speculative_tokens_per_batch_size": as_vllm(self.rows)}
         if self.engine == "trtllm":
-            return {"max_draft_len": falling(self.rows)[0].k, "draft_len_schedule": as_trtllm(self.rows)}
+            return {"max_draft_len": self.rows[0].k, "draft_len_schedule": as_trtllm(self.rows)}
         return as_sglang(self.rows)
 
     def document(self) -> dict[str, Any]:
@@ -151,8 +151,6 @@ def _notes(rows: Sequence[Row], points: Sequence[Point], idle: float, engine: st
             f"Only concurrency {points[0].concurrency} was measured; measure more for a table worth having, such as "
             "--concurrency 1,4,8,16."
         )
-    if engine == "trtllm" and most_k(rows) and [r.k for r in falling(rows)] != [r.k for r in rows]:
-        said.append("TensorRT-LLM's table must fall, so larger batches draft no more than smaller ones.")
     return tuple(said)
 
 
