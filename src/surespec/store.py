@@ -38,6 +38,10 @@ from surespec.json_text import loads_json
 
 SCHEMA_NAME, SCHEMA_VERSION = "surespec/bundle", 1
 _LAUNCH_DIR = re.compile(r"(\d{3,})-(.+)")
+_PARTS = (
+    "manifest.json", "events.jsonl", "arms.json", "judgement.json", "report.html", "report.csv", ".lock", "launches",
+    "recipe", "original", "journal.json",
+)  # fmt: skip
 _SCRATCH = re.compile(r"\.(?:\w[\w.-]*\.(?:jsonl?|html|csv))\.[a-z0-9_]{8}|server\.log\.part")
 """Names of files half written by a process that was killed."""
 
@@ -262,15 +266,15 @@ class Bundle:
 
 
 def refuse_links(path: Path) -> None:
-    """Raise BundleError when an entry of the run's folder is a link: through it, what is read and written would lie
+    """Raise BundleError when a part of the run's folder is a link: through it, what is read and written would lie
     somewhere else, and the folder may come from a stranger. The folder itself may be reached by one."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        for folder, inner, files in os.walk(path):  # which does not follow links
-            for name in (*inner, *files):
-                if (entry := Path(folder, name)).is_symlink():
-                    raise BundleError(
-                        f"{entry} is a link, which no run writes.", hint="Put the file itself there, or leave it out."
-                    )
+    waiting = [path / name for name in _PARTS]
+    while waiting:
+        entry = waiting.pop()
+        if entry.is_symlink():
+            raise BundleError(f"{entry} is a link, which no run writes.", hint="Put the file itself in its place.")
+        with contextlib.suppress(OSError):
+            waiting += entry.iterdir() if entry.is_dir() else ()
 
 
 def write_text(path: Path, text: str) -> None:
