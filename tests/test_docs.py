@@ -194,7 +194,7 @@ def test_this_reader_of_commands_sees_what_is_wrong() -> None:
     """The checks above must be able to fail."""
     block = """export X=1   # it's set
 surespec plan --nonsense   # don't
-surespec frob; true && surespec undo
+surespec frob; true && surespec judge
 surespec bench --json > a.json
 surespec judge a.json \\
   b.json 2>&1 | surespec tune --out
@@ -203,7 +203,7 @@ surespec apply r --speculative-config '{"method":"ngram"}
     assert [wrong(words) for words in commands(block)][:5] == [
         "surespec plan has no option --nonsense",
         "there is no command 'frob'",
-        "surespec undo wants more arguments",
+        "surespec judge wants more arguments",
         "",
         "",
     ]

@@ -488,7 +488,7 @@ def test_a_server_on_any_free_port_is_told_by_the_one_it_took(tmp_path):
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = next(line for line in process.stderr if "http://" in line)
-            found = next(one for one in find_existing() if one.pid == process.pid)
+            found = existing_module._of_process(process.pid, {}, argv, server_line(argv))
             assert f":{found.port}" in line and found.port not in (0, 8000)
             assert "any free port" in found.obstacle
         finally:
