@@ -88,7 +88,7 @@ def folder_weight_bytes(folder: Path) -> int:
     if index.is_file():
         total = read_json(index).get("metadata", {})
         size = total.get("total_size") if isinstance(total, dict) else None
-        if isinstance(size, (int, float)) and size > 0:
+        if isinstance(size, (int, float)) and 0 < size < 2**62:
             return int(size)
     return sum(safetensors_bytes(file) for file in sorted(folder.glob("*.safetensors")))
 
