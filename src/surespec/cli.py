@@ -135,7 +135,9 @@ def bench(
     num_prompts: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Measured requests a concurrency; 36 if absent.")
     ] = None,
-    input_len: Annotated[int | None, typer.Option(min=1, help="Pad prompts to about this many tokens.")] = None,
+    input_len: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Pad prompts to about this many tokens.")
+    ] = None,
     output_len: Annotated[int, typer.Option(min=1, help="Most tokens a request.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,

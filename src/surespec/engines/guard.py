@@ -8,10 +8,12 @@ cleanup command removes then.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import time
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -24,8 +26,7 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
     def parent_may_be_gone(_number: int, _frame: object) -> None:
         """SIGTERM: sent to the whole group by surespec (then the server ends by itself), or by the kernel."""
         if os.getppid() != parent:
-            clean_up(cleanup)
-            kill_strays()
+            kill_strays(spared=clean_up(cleanup))
             os.killpg(0, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, parent_may_be_gone)
@@ -49,7 +50,11 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
         pid, status = os.wait()
         if pid == child:
             break
-    kill_strays()
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    for _ in range(200):
+        if not kill_strays(everyone=killed):
+            break
+        time.sleep(0.01)  # once more: one may have been leaving the group just now
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -58,8 +63,9 @@ def main(parent: int, cleanup: list[str], command: list[str]) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def kill_strays() -> None:
-    """SIGKILL to the descendants that left the group: when a server ends, nobody else knows of them any more."""
+def kill_strays(everyone: bool = False, spared: int = 0) -> bool:
+    """SIGKILL to the descendants that left the group: when a server ends, nobody else knows of them any more. With
+    ``everyone`` (the server was killed and could tell no worker to end) to all. Whether there were any."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib is slow to import)
         if name.isdigit():
@@ -71,23 +77,28 @@ def kill_strays() -> None:
     own = {os.getpid()}
     while more := [pid for pid, parent in parents.items() if parent in own and pid not in own]:
         own.update(more)
-    for pid in own - {os.getpid()}:
+    found = False
+    for pid in own - {os.getpid(), spared}:
         try:
-            if os.getpgid(pid) != os.getpgid(0):
+            if everyone or os.getpgid(pid) != os.getpgid(0):
                 os.kill(pid, signal.SIGKILL)
+                found = True
         except OSError:
             continue
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
 
 
-def clean_up(cleanup: list[str]) -> None:
-    """Start the cleanup command in a session of its own, which outlives the group; returns when it has begun."""
+def clean_up(cleanup: list[str]) -> int:
+    """Start the cleanup command in a session of its own, which outlives the group; its process when it has begun."""
     if not cleanup:
-        return
+        return 0
     told, tell = os.pipe()  # closed by exec
-    if os.fork() != 0:
+    if child := os.fork():
         os.close(tell)
         os.read(told, 1)
-        return
+        return child
     os.setsid()
     try:
         os.execvp(cleanup[0], cleanup)

@@ -31,7 +31,11 @@ def resolve(name: str, *, offline: bool = False, flag: str = "--model") -> Model
     if not name.strip():
         raise UsageError(f"{flag} is empty.", hint="Give a folder, a .gguf file or an id such as Qwen/Qwen3-8B.")
     path = Path(name).expanduser()
-    if path.exists():
+    try:
+        here = path.exists()
+    except OSError:  # a name too long for a file
+        here = False
+    if here:
         return from_path(path)
     known = bundled(name)
     if known is not None:

@@ -61,12 +61,12 @@ def memory_of(machine: Machine) -> tuple[int, int | None]:
         memory = psutil.virtual_memory()
         total, available = memory.total, memory.available
     limit = machine.read("/sys/fs/cgroup/memory.max") or machine.read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    if limit.isdigit() and 0 < int(limit) < (total or 0):
+    if limit.isdigit() and len(limit) < 20 and 0 < int(limit) < (total or 0):
         used = machine.read("/sys/fs/cgroup/memory.current") or machine.read(
             "/sys/fs/cgroup/memory/memory.usage_in_bytes"
         )
         total = int(limit)
-        free = total - int(used) if used.isdigit() else total
+        free = total - int(used) if used.isdigit() and len(used) < 20 else total
         available = max(0, min(available if available is not None else free, free))
     return total or 0, available
 
