@@ -200,7 +200,7 @@ def _commands_before(recipe: Recipe) -> Iterator[list[Arg] | tuple[str, tuple, t
     variables = Variables()
     variables.count(script)
     exported = set(re.findall(r"\b[A-Za-z_]\w*", " ".join(re.findall(r"\bexport\s+([^\n;&|]*)", recipe.source.text))))
-    if re.search(r"^\s*set\s+-\w*a|^\s*set\s+-o\s+allexport", recipe.source.text, re.M):
+    if re.search(r"^[ \t]*set[ \t]+(?:-\w*a|-o[ \t]+allexport)", recipe.source.text, re.M):
         exported |= {item.name for item in script.items if isinstance(item, Assignment)}
 
     def scalar(name: str) -> tuple[str, tuple, tuple[str, ...]] | None:  # type: ignore[type-arg]
