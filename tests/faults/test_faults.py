@@ -12,7 +12,7 @@ import time
 
 import harms
 import pytest
-from rig import HERE, MOMENTS, VERDICT, Rig, copied, make_rig, wait_for
+from rig import HERE, MOMENTS, Rig, as_undisturbed, copied, make_rig, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guard, process groups and limits are Linux's")
 SERVER_MOMENTS = ("starting", "warming-up", "measuring")
@@ -38,7 +38,7 @@ def check(rig: Rig, fault, moment: str):
     if not (rig.out / "manifest.json").exists():
         assert moment in harms.BEFORE_BUNDLE
         again = rig.run()
-        assert (again.code, again.verdict) == (0, VERDICT)
+        assert as_undisturbed(again), again
     else:
         kept = rig.completed()
         least = 0 if moment in harms.BEFORE_BUNDLE else 3 if MOMENTS[moment].life and moment != "creating" else 0
@@ -91,7 +91,7 @@ def test_a_clock_that_jumps_changes_nothing(jump, moment, tmp_path):
     (rig.faults / "clock").write_text(str(harms.JUMPS_S[jump]))
     rig.go()
     ended = rig.end(process)
-    assert (ended.code, ended.verdict) == (0, VERDICT)
+    assert as_undisturbed(ended), ended
     years = {line[11:15] for line in (rig.out / "events.jsonl").read_text().splitlines()}
     assert len(years) == 2, "the clock of the process did jump"
     rig.resume(rig.completed())
@@ -113,7 +113,7 @@ def test_a_connection_reset_in_the_middle_of_a_stream(numbers, life, tmp_path):
     kept = rig.completed()
     assert len(kept) >= 3
     if numbers == [6, 6]:
-        assert ended.verdict == VERDICT
+        assert as_undisturbed(ended), ended
         assert "requests failed" in ended.stdout, "a broken request is said"
     rig.resume(kept)
 
@@ -138,7 +138,7 @@ def cuts(size: int) -> list[int]:
 def finished(tmp_path_factory):
     rig = make_rig(tmp_path_factory.mktemp("finished"))
     ended = rig.run()
-    assert (ended.code, ended.verdict) == (0, VERDICT)
+    assert as_undisturbed(ended), ended
     return rig
 
 
@@ -188,8 +188,8 @@ def test_two_tunes_on_one_bundle(resume, tmp_path):
     rig.faults = faults
     rig.go()
     ended = rig.end(first)
-    assert (ended.code, ended.verdict) == (0, VERDICT)
-    assert len(rig.completed()) == 12
+    assert as_undisturbed(ended), ended
+    assert len(rig.completed()) >= 12
 
 
 @pytest.mark.faults
@@ -211,7 +211,7 @@ def test_another_server_on_the_port_is_never_measured(tmp_path):
     finally:
         server.kill()
         server.wait()
-    assert (ended.code, ended.verdict) == (0, VERDICT)
+    assert as_undisturbed(ended), ended
     log = (rig.out / "launches/001-ngram-k5/launch.json").read_text()
     assert '"status": "failed"' in log and "port" in log
 
