@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from surespec.probe import Endpoint, Probe
     from surespec.recipe import Recipe
 
+MOST = 100_000_000  # tokens, sequences: beyond any engine
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 DeviceFlag = Annotated[str, typer.Option("--device", help="Simulate a device of the table, e.g. thor-t5000.")]
 L4tFlag = Annotated[str, typer.Option("--l4t", help="L4T release of the Jetson, e.g. 36.4.3 or 39.2.")]
@@ -81,14 +83,18 @@ def plan_command(
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="Concurrencies that matter, e.g. 1 or 1,8.")
     ] = "1,8",
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", min=16, help="Context length.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Most sequences at once.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option("--max-num-batched-tokens", min=1)] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", min=16, max=MOST, help="Context length.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", min=1, max=MOST, help="Most sequences at once.")
+    ] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option("--max-num-batched-tokens", min=1, max=MOST)] = None,
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", min=0.05, max=1.0, help="The baseline's value.")
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="auto or fp8.")] = "auto",
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", min=1)] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", min=1, max=1024)] = 1,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Dynamo: a DynamoGraphDeployment.")] = False,
     host: Annotated[str, typer.Option("--host", help="Address the commands bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,

@@ -222,7 +222,7 @@ class Bundle:
         for _, folder in self._launch_dirs():
             try:
                 found.append(_read_launch(folder, with_traces))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
                 reason = "was cut off" if isinstance(error, FileNotFoundError) else f"cannot be read ({_short(error)})"
                 said = f"Launch {folder.name} {reason}; it is not counted."
                 if said not in self.problems:
