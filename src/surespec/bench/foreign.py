@@ -190,12 +190,9 @@ def _vllm_acceptance(document: Document, where: str) -> Acceptance | None:
     if not drafts or not drafted or accepted is None:
         return None
     rates = document.get("spec_decode_per_position_acceptance_rates")
-    rates = (
-        rates
-        if isinstance(rates, list) and all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
-        else []
-    )
-    return _acceptance(int(drafts), int(drafted), int(accepted), [round(rate * drafts) for rate in rates])
+    known = isinstance(rates, list) and all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
+    reached = [round(rate * drafts) for rate in rates] if known else []
+    return _acceptance(int(drafts), int(drafted), int(accepted), reached)
 
 
 def read_aiperf(document: Document, where: str) -> BenchResult:

@@ -136,15 +136,15 @@ def _read_documents(file: Path) -> list[Any]:
             raise InputFileError(f"{file} is nested too deeply.") from err
         except ValueError as err:
             raise InputFileError(f"{file} is not JSON: a number in it has too many digits.") from err
-        try:
-            refuse_halves(text, document)
-        except UnicodeEncodeError as err:
-            raise InputFileError(f"{file} holds half of a surrogate pair, which is no text.") from err
         documents.append(document)
         while position < len(text) and text[position].isspace():
             position += 1
     if not documents:
         raise InputFileError(f"{file} is empty.")
+    try:
+        refuse_halves(text, documents)
+    except UnicodeEncodeError as err:
+        raise InputFileError(f"{file} holds half of a surrogate pair, which is no text.") from err
     return documents
 
 
