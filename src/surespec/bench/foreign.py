@@ -190,8 +190,9 @@ def _vllm_acceptance(document: Document, where: str) -> Acceptance | None:
     if not drafts or not drafted or accepted is None:
         return None
     rates = document.get("spec_decode_per_position_acceptance_rates")
-    known = isinstance(rates, list) and all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
-    reached = [round(rate * drafts) for rate in rates] if known else []
+    if not isinstance(rates, list) or not all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates):
+        rates = []
+    reached = [round(rate * drafts) for rate in rates]
     return _acceptance(int(drafts), int(drafted), int(accepted), reached)
 
 
